@@ -122,6 +122,29 @@ def test_lab_is_twelve_rooms_at_most_and_no_loose_file():
     ] == []
 
 
+def test_the_private_parts_of_others_are_listed():
+    """A name with an underscore that nothing here defines is torch's, transformers' or CPython's."""
+    own, used = {path.stem for path in FILES}, {}
+    own |= NAMED_TUPLES | {"_exit", "_params", "_per_second", "_model_parallel_size"}  # public, or ends of other names
+    for path, node in ((file, node) for file in FILES for node in ast.walk(ast.parse(file.read_text()))):
+        names: list[str] = []
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.ImportFrom):
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            mine = isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+            (own.add if mine else names.append)(node.attr)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"_[a-zA-Z]\w+", str(node.value)):
+            names = [node.value]  # of vars() or getattr()
+        used.setdefault(path.relative_to(HOUSE), set()).update(name for name in names if re.match("_[^_]", name))
+    theirs = {path: sorted(names - own) for path, names in sorted(used.items()) if names - own}
+    listed = "".join(f"- `{path}`: {', '.join(f'`{name}`' for name in names)}\n" for path, names in theirs.items())
+    assert listed in (ROOT / "tests" / "README.md").read_text(), listed
+
+
 def test_no_two_classes_of_a_room_share_a_name():
     for room in ROOMS:
         trees = [ast.parse(path.read_text()) for path in room.glob("*.py")]

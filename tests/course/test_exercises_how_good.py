@@ -122,6 +122,7 @@ def test_a_frontier_is_pointed_at(setting):
         assert each.name in repr(view) and each.name in page
     data, _ = view._repr_mimebundle_()
     assert set(data) == {figures.PAGE, "image/png", "text/plain"}
+    assert f"{len(view.frontier.published)} published schedules" in data["text/plain"]
 
 
 def test_a_bound_is_that_of_the_next_limit():

@@ -27,6 +27,8 @@ def save(folder: Path, posted: list[list[tuple[str, int, bool]]], ranks: list[in
                 "record_id": number,
                 "process_group": ["7", "pp"],
                 "p2p_seq_id": number + 1,
+                "op_id": number + 1,
+                "collective_seq_id": 0,
                 "is_p2p": True,
                 "profiling_name": f"nccl:{way} {place}{'->' if way == 'send' else '<-'}{peer}",
                 "state": "completed" if ended else "started",
@@ -73,6 +75,7 @@ def test_who_holds_up_all_is_named_by_the_jobs_ranks(tmp_path, capsys, as_pickle
     (dumps / "rank_5").unlink()
     told = lab.explain_hang(RAN, dumps)
     assert "rank 5: no dump, so it may be the one that hangs" in told
+    assert "rank 7 waits in 3F3 for what 2F3 gives, which rank 5 may have sent" in told
 
 
 @pytest.mark.parametrize("name", ["GPipe", "ZB-H1", "Interleaved1F1B"])
@@ -111,6 +114,31 @@ def test_messages_of_a_batch_end_with_it(tmp_path):
     assert "rank 2 is in 2F3" in lab.explain_hang(RAN, dumps)
 
 
+def cut(dumps: Path, last: int) -> Path:
+    """The same dumps of recorders that keep so many operations."""
+    for path in dumps.iterdir():
+        data = json.loads(path.read_text())
+        path.write_text(json.dumps({**data, "entries": data["entries"][-last:]}))
+    return dumps
+
+
+@pytest.mark.parametrize("name", ["1F1B", "GPipe", "ZB-H1", "Interleaved1F1B"])
+def test_recorders_that_have_lost_their_first_messages(tmp_path, name):
+    """What is told of the last messages is what all of them told, or that they don't tell."""
+    schedule = pp.build(name, num_ranks=3, num_microbatches=6)
+    decided = {last: 0 for last in (6, 24, 96)}
+    for last, (rank, row) in product(decided, enumerate(schedule.rows)):
+        dumps = save(tmp_path / f"{last}-{rank}", hung(schedule, str(row[len(row) // 2]), steps=5), [0, 1, 2])
+        truth = lab.explain_hang(schedule, dumps).splitlines()
+        *told, lost = lab.explain_hang(schedule, cut(dumps, last)).splitlines()
+        assert re.fullmatch("The dumps have lost the first .* messages of each rank, .* to have arrived.", lost)
+        for true, said in zip(truth, told, strict=True):
+            decided[last] += said == true
+            unsure = true.replace("hasn't sent", "may have sent")
+            assert said in (true, unsure) or "set TORCH_FR_BUFFER_SIZE" in said, (last, true, said)
+    assert decided[6] < 9 == decided[96]  # three lines, of three jobs
+
+
 class Runs:
     def __reduce__(self):
         return os.system, ("touch here",)
@@ -129,9 +157,12 @@ def test_dumps_that_dont_tell(tmp_path):
     with pytest.raises(ValueError, match="no dump has messages among 2 ranks: 1F1B isn.t what ran"):
         lab.explain_hang(pp.build("1F1B", num_ranks=2, num_microbatches=6), dumps)
     text = (dumps / "rank_1").read_text()
-    (dumps / "rank_1").write_text(re.sub(r'("record_id": )', r"\g<1>40", text))
+    (dumps / "rank_1").write_text(re.sub(r'("record_id": )', r"\g<1>40", text.replace("op_id", "none")))
     with pytest.raises(
         ValueError,
-        match="rank_1 is damaged, .*TORCH_FR_BUFFER_SIZE.* the first 40+ messages are lost",
+        match="rank_1 is damaged, .* the first 40+ operations are lost, .* set TORCH_FR_BUFFER_SIZE",
     ):
         lab.explain_hang(RAN, dumps)
+    other = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
+    with pytest.raises(ValueError, match="rank 0 has messages with rank 3, and in 1F1B it has none: that isn't what"):
+        lab.explain_hang(RAN, save(tmp_path / "loop", hung(other, "2F3"), [0, 1, 2, 3]))

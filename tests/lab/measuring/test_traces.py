@@ -165,6 +165,8 @@ def test_missing_ranks_are_named(tmp_path):
         lab.read_traces(four[0], four[1], four[3])
     with pytest.raises(ValueError, match="no trace is of rank 2, rank 3: give those of all ranks"):
         lab.read_traces(*four[:2])
+    with pytest.raises(ValueError, match="no trace is of rank 1, rank 2, rank 3"):
+        lab.read_traces(TRACES / "job" / "none-4" / "rank0.json.gz")  # which is in a group of its own, too
     traces = [load("1f1b-four", rank) for rank in (0, 2, 3)]
     for trace in traces:
         del trace["distributedInfo"]["pg_config"]  # as in older traces

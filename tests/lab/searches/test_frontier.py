@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from frontier_settings import SETTINGS
 import pplab as pp
 from pplab import lab
 from pplab.lab import Frontier, Point
-from pplab_course.frontier_chart import frontier_chart
 
 ROOT = Path(__file__).parents[3]
 FRONTIERS = lab.frontiers(ROOT / "results")
@@ -124,13 +122,3 @@ def test_no_recorded_order_is_longer_than_one_that_the_search_finds(name, point)
 @pytest.mark.parametrize(("name", "point"), SEARCHED)
 def test_no_recorded_order_at_all_is_longer_than_one_that_the_search_finds(name, point):
     no_longer_than_the_search_finds(name, point)
-
-
-@pytest.mark.parametrize("name", [name for name in FRONTIERS if name.endswith("-8")][:1])
-def test_the_chart_says_what_it_shows(name):
-    frontier = FRONTIERS[name]
-    ax = frontier_chart(frontier)
-    texts = " ".join(text.get_text() for text in ax.texts)
-    assert {"ZB-H1", "1F1B", "V-Half"} <= set(re.split(r"[, ]+", texts))
-    assert frontier.title == ax.get_title(loc="left") and frontier.held_in in ax.get_xlabel()
-    assert f"{len(frontier.published)} published schedules" in ax.get_label()

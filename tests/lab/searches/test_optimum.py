@@ -136,7 +136,7 @@ def test_the_closed_form_proves_these_schedules_the_shortest_in_their_memory(P, 
         assert lab.floor(in_h2).value == formulas.zb_h2_makespan(P, M, F, I, W)
         if F <= I <= 2 * W:
             in_v = Problem(P, M, "V", costs=costs, limit=2 * P)
-            assert lab.floor(in_v).value == formulas.zb_v_makespan(P, M, F, I, W)
+            assert lab.floor(in_v).value == 2 * M * (F + I + W) + (P - 1) * max(I, 2 * (I - W))
 
 
 def test_times_that_are_no_multiples_of_a_unit_are_rounded_and_it_says_so():

@@ -2,6 +2,10 @@
 
 NCCL's flight recorder dumps them, as pickles or as JSON. Between two ranks messages arrive in the order of sending, so
 the k-th send of one rank to another is the k-th message that the schedule has there.
+
+The recorder keeps each rank's last operations, 2,000 by default, so in a long job the first are lost. Every operation
+has its number in its process group, from 1 on (`op_id`). It tells how many messages are lost and where in a step the
+first is that isn't: the rest of that step's messages says which ones the lost ones were, whatever their order.
 """
 
 from __future__ import annotations
@@ -10,17 +14,25 @@ import io
 import json
 import pickle
 import re
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from ...schedule import Schedule
+from ...schedule import Schedule, plural
 from ..forms import reading
 
 _MESSAGE = re.compile(r"nccl:(send|recv) (\d+)(?:->|<-)(\d+)")
-Posted = Mapping[tuple[str, int], Sequence[bool]]  # of a rank, by way and peer in its pipeline: whether each has ended
+_REMEDY = "set TORCH_FR_BUFFER_SIZE (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE)"
+Stream = tuple[str, int]  # "send" or "recv", and the peer's place in its pipeline
+
+
+class _Dump(NamedTuple):
+    """A rank's messages, each with whether it has ended, and how many came before them that are lost."""
+
+    messages: list[tuple[Stream, bool]]
+    lost: int
 
 
 class _Plain(pickle.Unpickler):
@@ -34,12 +46,13 @@ def explain_hang(schedule: Schedule, *places: str | Path) -> str:
     """Say for which message each rank of a job waits that hangs, and what those do that wait for none.
 
     `places` are the dumps of NCCL's flight recorder, one per rank and named by it, or their folder; `schedule` is what
-    ran. ValueError for other files, and for dumps that have lost their first messages.
+    ran. Dumps may have lost their first messages: then a line says what wasn't seen, or that a rank's last messages
+    don't tell where it is. ValueError for other files.
     """
-    dumps: dict[int, Posted] = {}
+    dumps: dict[int, _Dump] = {}
     pipelines = set()
     for file in chain(*(each.iterdir() if each.is_dir() else [each] for each in map(Path, places))):
-        with reading(str(file), "a dump of NCCL's flight recorder that has all messages (TORCH_FR_BUFFER_SIZE)"):
+        with reading(str(file), "a dump of NCCL's flight recorder"):
             raw = file.read_bytes()
             rank = int(re.findall(r"\d+", file.name)[-1])
             ranks, dumps[rank] = _posted(json.loads(raw) if raw.startswith(b"{") else _Plain(io.BytesIO(raw)).load())
@@ -50,49 +63,123 @@ def explain_hang(schedule: Schedule, *places: str | Path) -> str:
     return "\n".join(chain(*(_told(schedule, ranks, dumps) for ranks in sorted(pipelines))))
 
 
-def _posted(data: Any) -> tuple[tuple[int, ...], Posted]:
-    """The ranks of a dump's pipeline, and the messages. Of a batch's, only the batch's own entry tells a state."""
-    posted, ranks = defaultdict(list), []
+def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
+    """The ranks of a dump's pipeline, and its messages. Of a batch's, only the batch's own entry tells a state."""
+    messages, ranks, before = [], [], 0
     ended = {e["p2p_seq_id"]: e["state"] for e in data["entries"] if e["profiling_name"] == "nccl:coalesced"}
-    if lost := min((entry["record_id"] for entry in data["entries"]), default=0):
-        raise ValueError(f"the first {lost} messages are lost")
     for entry in data["entries"]:
         if match := _MESSAGE.match(entry["profiling_name"]):
-            posted[match[1], int(match[3])].append(ended.get(entry["p2p_seq_id"], entry["state"]) == "completed")
+            if not messages:
+                if "op_id" in entry:  # from 1 on, with the group's collectives
+                    before = entry["op_id"] - 1 - entry.get("collective_seq_id", 0)
+                elif lost := min(each["record_id"] for each in data["entries"]):
+                    raise ValueError(
+                        f"the first {lost} operations are lost, and this torch doesn't number them: {_REMEDY}"
+                    )
+            messages.append(((match[1], int(match[3])), ended.get(entry["p2p_seq_id"], entry["state"]) == "completed"))
             ranks = json.loads(data["pg_config"][entry["process_group"][0]]["ranks"])
-    return tuple(ranks), posted
+    return tuple(ranks), _Dump(messages, before)
 
 
-def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, Posted]) -> Iterator[str]:
-    """A line for each rank of a pipeline."""
-    graph, columns, items = schedule.graph, schedule.columns, [*chain(*schedule.rows)]
-    between = defaultdict(list)  # of a sender and a receiver: what makes and what uses a message
-    for user in range(len(items)):
+class _Row(NamedTuple):
+    """What a schedule says of a rank's messages."""
+
+    first: int  # the number of its first action
+    length: int
+    streams: dict[Stream, list[tuple[int, int]]]  # of each message of a step: what makes it, and what uses it
+
+    def place(self, stream: Stream, number: int) -> tuple[int, int, int]:
+        """The step of a stream's message, what makes it, and what uses it."""
+        step, k = divmod(number, len(self.streams[stream]))
+        return step, *self.streams[stream][k]
+
+
+def _rows(schedule: Schedule) -> list[_Row]:
+    graph, columns = schedule.graph, schedule.columns
+    rows = [_Row(columns.bounds[place], len(row), {}) for place, row in enumerate(schedule.rows)]
+    for user in range(columns.bounds[-1]):
         for _, entry in graph.awaited(user):
             maker = graph.id_of(entry)
-            between[columns.ranks[maker], columns.ranks[user]].append((maker, user))
-    makers = {maker for (source, target), found in between.items() if source != target for maker, _ in found}
+            source, target = columns.ranks[maker], columns.ranks[user]
+            if source != target:
+                rows[source].streams.setdefault(("send", target), []).append((maker, user))
+                rows[target].streams.setdefault(("recv", source), []).append((maker, user))
+    for found in chain(*(row.streams.values() for row in rows)):
+        found.sort()
+    return rows
+
+
+def _numbers(dump: _Dump, row: _Row) -> tuple[list[int], dict[Stream, int]] | None:
+    """Each message's number on its stream, from the job's first step on, and the number that would be next on each;
+    None where the messages don't tell."""
+    step = sum(map(len, row.streams.values()))
+    left = -dump.lost % step  # of the step in which they begin
+    if len(dump.messages) < left:
+        return None
+    rest = Counter(stream for stream, _ in dump.messages[:left])
+    steps, after = -(-dump.lost // step), 0
+    next_of = {stream: steps * len(found) - rest[stream] for stream, found in row.streams.items()}
+    numbers = []
+    for stream, _ in dump.messages:
+        numbers.append(next_of[stream])
+        next_of[stream] += 1
+        # what is posted behind a send is of later actions than it, or of one that was sent with it
+        at, maker, user = row.place(stream, numbers[-1])
+        at = at * row.length + (maker if stream[0] == "send" else user) - row.first
+        if dump.lost and at < after - 1:
+            return None
+        after = max(after, at if stream[0] == "send" else 0)
+    return numbers, next_of
+
+
+def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) -> Iterator[str]:
+    """A line for each rank of a pipeline, and one for what was lost."""
+    rows, items = _rows(schedule), [*chain(*schedule.rows)]
+    makers = {maker for row in rows for (way, _), found in row.streams.items() if way == "send" for maker, _ in found}
+    numbers = {}
+    for place, rank in enumerate(ranks):
+        if rank in dumps:
+            if other := {peer for (_, peer), _ in dumps[rank].messages} - {peer for _, peer in rows[place].streams}:
+                raise ValueError(
+                    f"rank {rank} has messages with rank {ranks[min(other)]}, and in {schedule.name} it has none: that "
+                    "isn't what ran"
+                )
+            numbers[rank] = _numbers(dumps[rank], rows[place])
     for place, rank in enumerate(ranks):
         if rank not in dumps:
             yield f"rank {rank}: no dump, so it may be the one that hangs"
             continue
-        row, first, at, waiting = schedule.rows[place], columns.bounds[place], 0, []
-        for (way, peer), ended in dumps[rank].items():
-            messages = sorted(between[(place, peer) if way == "send" else (peer, place)])
-            met = len(dumps.get(ranks[peer], {}).get(("recv" if way == "send" else "send", place), ()))
-            for k, done in enumerate(ended):
-                step, (maker, user) = k // len(messages), messages[k % len(messages)]
-                if done or way == "send":
-                    at = max(at, step * len(row) + (maker + 1 if way == "send" else user) - first)
-                if not done:
-                    waiting.append((way, step, user, maker, ranks[peer], k < met))
+        if numbers[rank] is None:
+            enough = 4 * sum(map(len, rows[place].streams.values()))  # of two steps, in batches
+            yield (
+                f"rank {rank}: its last {plural(len(dumps[rank].messages), 'message')} don't tell where it is, since "
+                f"they aren't a whole step's in the order of its row: {_REMEDY} to {enough} or more"
+            )
+            continue
+        row, first, at, waiting = schedule.rows[place], rows[place].first, 0, []
+        for ((way, peer), done), number in zip(dumps[rank].messages, numbers[rank][0], strict=True):
+            step, maker, user = rows[place].place((way, peer), number)
+            if done or way == "send":
+                at = max(at, step * len(row) + (maker + 1 if way == "send" else user) - first)
+            if not done:
+                waiting.append((way, step, user, maker, peer, number))
         until = next((i for i in range(at, at + len(row)) if first + i % len(row) in makers), at)
         what = f"is in {' or '.join(str(row[i % len(row)]) for i in range(at, until + 1))}"
         if waiting:
-            way, _, user, maker, peer, both = min(waiting)
+            way, _, user, maker, peer, number = min(waiting)
             if way == "recv":
-                what = f"waits in {items[user]} for what {items[maker]} gives, which rank {peer} "
-                what += "has sent, so look at their link" if both else "hasn't sent"
+                what = f"waits in {items[user]} for what {items[maker]} gives, which rank {ranks[peer]} "
+                theirs = numbers.get(ranks[peer])
+                if theirs is None:
+                    what += "may have sent"
+                else:
+                    what += "hasn't sent" if number >= theirs[1]["send", place] else "has sent, so look at their link"
             else:
-                what += f", and rank {peer} hasn't taken what {items[maker]} gives"
+                what += f", and rank {ranks[peer]} hasn't taken what {items[maker]} gives"
         yield f"rank {rank} {what}"
+    lost = [dumps[rank].lost for rank in numbers]
+    if max(lost):
+        yield (
+            f"The dumps have lost the first {min(lost):,} to {max(lost):,} messages of each rank, which are taken to "
+            "have arrived."
+        )

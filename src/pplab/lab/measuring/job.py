@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from itertools import islice
 from typing import Any
 
 from ...timeline import Timeline
@@ -83,6 +83,35 @@ def _shorter(one: Mapping, other: Mapping) -> dict:
     return {**one, **{key: min(value, one.get(key, value)) for key, value in other.items()}}
 
 
+class _Graph:
+    """All events and messages of a job, numbered so that each comes behind what it needs. Number 0 is the zero of the
+    job's clock. What is posted takes no time, so that whatever needs something waits for its end."""
+
+    def __init__(self, ends: list[list[int]]) -> None:
+        self.ends = ends  # of each step: its actions
+        self.number: dict[Event | Message, int] = {}
+        self.things: list[Any] = [None]
+        self.firsts, self.knowns = [0], [0.0]  # something that each needs, and how long after its end it is known
+        self.others: list[Sequence[tuple[int, float]]] = [()]  # the same of what else it needs
+        self.gaps, self.takes = [0.0], [0.0]
+
+    def add(
+        self,
+        thing: Event | Message,
+        first: tuple[int, float],
+        others: Sequence[tuple[int, float]],
+        gap: float,
+        takes: float,
+    ) -> None:
+        self.number[thing] = len(self.things)
+        self.things.append(thing)
+        self.firsts.append(first[0])
+        self.knowns.append(first[1])
+        self.others.append(others)
+        self.gaps.append(gap)
+        self.takes.append(takes)
+
+
 @dataclass(frozen=True)
 class TracedJob:
     """All that traces tell of a job. Ranks are the job's own, and times are in ms from its first event on."""
@@ -101,56 +130,72 @@ class TracedJob:
         return 1 + max(event.step for row in self.rows.values() for event in row)
 
     @cached_property
-    def _graph(self) -> tuple[list[list[tuple[int, float]]], dict, dict, list[list[int]]]:
-        """All events and messages, each behind what it needs: for which times it waits, with how long after them it
-        knows; its own gap; how long it takes. Then of each step the times at which its actions end.
-
-        The i-th starts at time 2i+1 and ends at time 2i+2. Time 0 is the zero of the job's clock.
-        """
-        needs: list[list[tuple[int, float]]] = []
-        gaps: dict[Any, float] = {}
-        takes: dict[Any, float] = {}
-        ended: dict[Event | Message, int] = {}
-        ends: list[list[int]] = [[] for _ in range(self.num_steps)]
+    def _graph(self) -> _Graph:
+        graph = _Graph([[] for _ in range(self.num_steps)])
         waiting = defaultdict(list)
         for message in self.messages:
             for post in message.posts:
                 waiting[post].append(message)
-        at, moved = dict.fromkeys(self.rows, 0), True
+        number, at, moved = graph.number, dict.fromkeys(self.rows, 0), True
         while moved:
             moved = False
             for rank, row in self.rows.items():
-                while at[rank] < len(row) and all(message in ended for message, _ in row[at[rank]].needs):
+                while at[rank] < len(row) and all([message in number for message, _ in row[at[rank]].needs]):
                     event = row[at[rank]]
                     # a rank's first event is there without having waited for anything of its own
-                    since = (ended[event.before], 0.0) if event.before else (0, event.start - event.gap)
-                    needs.append([since, *((ended[message], known) for message, known in event.needs)])
-                    gaps[event], takes[event], ended[event] = event.gap, event.duration, 2 * len(needs)
+                    since = (number[event.before], 0.0) if event.before else (0, event.start - event.gap)
+                    needs = [(number[message], known) for message, known in event.needs]
+                    graph.add(event, since, needs, event.gap, event.duration)
                     if event.kind == ACTION:
-                        ends[event.step].append(ended[event])
-                    for message in waiting[event]:
-                        if all(post in ended for post in message.posts):
-                            needs.append([(ended[post] - (post.kind != ACTION), 0.0) for post in message.posts])
-                            gaps[message], takes[message], ended[message] = 0.0, message.transit, 2 * len(needs)
+                        graph.ends[event.step].append(number[event])
+                    for message in waiting.get(event, ()):
+                        if all([post in number for post in message.posts]):
+                            first, *others = [(number[post], 0.0) for post in message.posts]
+                            graph.add(message, first, others, 0.0, message.transit)
                     at[rank] += 1
                     moved = True
         if stuck := [row[at[rank]].name for rank, row in self.rows.items() if at[rank] < len(row)]:
             raise ValueError(f"these events wait for each other, so the traces are of different runs: {stuck}")
-        return needs, gaps, takes, ends
+        return graph
+
+    def _times(self, change: Change) -> list[float]:
+        """When everything of the graph ends, by number, with other times for what `change` has."""
+        graph = self._graph
+        gaps, takes = graph.gaps[:], graph.takes[:]
+        for event, gap in change.gaps.items():
+            gaps[graph.number[event]] = gap
+        for changed in (change.durations, change.transits):
+            for each, lasting in changed.items():
+                takes[graph.number[each]] = lasting
+        times = [0.0]
+        columns = zip(graph.firsts, graph.knowns, graph.others, gaps, takes, strict=True)
+        for first, known, others, gap, lasting in islice(columns, 1, None):
+            since = times[first] + known
+            for other, later in others:
+                if times[other] + later > since:
+                    since = times[other] + later
+            times.append(since + gap + lasting)
+        return times
 
     def replay(self, change: Change | None = None) -> list[float]:
         """When each step ends on its last rank, with other times for what `change` has."""
-        change = change or Change()
-        needs, gaps, takes, ends = self._graph
-        gaps, takes = {**gaps, **change.gaps}, {**takes, **change.durations, **change.transits}
-        times = [0.0]
-        for needed, gap, lasting in zip(needs, gaps.values(), takes.values(), strict=True):
-            since = -inf
-            for time, known in needed:
-                if times[time] + known > since:
-                    since = times[time] + known
-            times += since + gap, since + gap + lasting
-        return [max(times[end] for end in of_step) for of_step in ends]
+        times = self._times(change or Change())
+        return [max(times[end] for end in of_step) for of_step in self._graph.ends]
+
+    def critical(self, change: Change) -> list[set[Event | Message]]:
+        """What the last iteration's end waited for, one behind the other; of each of the files that hold steps.
+
+        Without some of it the job ends earlier by no more than that took, and without anything else not at all.
+        """
+        graph, times, found = self._graph, self._times(change), []
+        for step in {end for _, end in self.iterations} - {start for start, _ in self.iterations} or {0}:
+            at, path = max(graph.ends[step], key=times.__getitem__), set()
+            while at:
+                path.add(graph.things[at])
+                needs = [(graph.firsts[at], graph.knowns[at]), *graph.others[at]]
+                at = max(needs, key=lambda need: times[need[0]] + need[1])[0]
+            found.append(path)
+        return found
 
     def lengths(self, marks: Sequence[float]) -> list[float]:
         """How long each iteration takes, from the end of a step to the end of the next."""

@@ -14,7 +14,7 @@ other direction, and as slow as it may be. The error of a prediction is a sum, i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -25,11 +25,10 @@ from ...builders import Builder, known
 from ...costs import Costs
 from ...plot import end_of
 from ...schedule import Schedule
-from ...simulator import simulate
 from ...timeline import Timeline
 from ..forms import Table
 from ..searches import built
-from ..streams import SENDS, simulate_sends
+from ..streams import SENDS, simulator_of
 from .attribution import calibrate
 from .deliveries import observe
 
@@ -71,7 +70,11 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
         return _machine(steps[number], costs_of(number), count, Random(draw))
 
     took = fmean(step.makespan for step in steps)
-    replays = {way: [_runs(own, machine(draw, own.num_microbatches), *way) for draw in range(draws)] for way in _WAYS}
+    simulators = {sends: _simulator(own, sends) for sends, _ in _WAYS}
+    replays = {
+        (sends, late): [_runs(simulators[sends], machine(draw, own.num_microbatches), late) for draw in range(draws)]
+        for sends, late in _WAYS
+    }
     off = {way: abs(fmean(run.makespan for runs in found for run in runs) / took - 1) for way, found in replays.items()}
     nearest = min(off, key=off.__getitem__)
     noise = _noise([run.makespan / took for run, _ in replays[nearest]], len(steps))
@@ -80,9 +83,10 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
     def what_if(what: str, schedule: Schedule, sends: str = "") -> WhatIf:
         changes = defaultdict(list)
         M = schedule.num_microbatches
+        simulators = {way: _simulator(schedule, sends or way) for way, _ in ways}
         for draw in range(draws):
             for way in ways:
-                runs = _runs(schedule, machine(draw, M), sends or way[0], way[1])
+                runs = _runs(simulators[way[0]], machine(draw, M), way[1])
                 for bound, (run, before) in enumerate(zip(runs, replays[way][draw], strict=True)):
                     changes[way, bound].append(run.makespan / M / (before.makespan / own.num_microbatches) - 1)
         means = [fmean(found) for found in changes.values()]
@@ -134,13 +138,17 @@ def _machine(step: Timeline, costs: Costs, num_microbatches: int, random: Random
     return [replace(costs, links={**costs.links, **fast}) if fast else costs, costs]
 
 
-def _runs(schedule: Schedule, machine: Sequence[Costs], sends: str, late: bool) -> list[Timeline]:
-    fast, slow = machine if late else [replace(costs, overhead=0) for costs in machine]
+def _simulator(schedule: Schedule, sends: str) -> Callable[[Costs | None], Timeline]:
     try:
-        run = simulate_sends(schedule, slow, sends)
+        return simulator_of(schedule, sends)
     except ValueError:  # rows of which no class waits for its sends
-        run, sends = simulate(schedule, slow), SENDS[0]
-    return [run if fast == slow else simulate_sends(schedule, fast, sends), run]
+        return simulator_of(schedule, SENDS[0])
+
+
+def _runs(simulated: Callable[[Costs | None], Timeline], machine: Sequence[Costs], late: bool) -> list[Timeline]:
+    fast, slow = machine if late else [replace(costs, overhead=0) for costs in machine]
+    run = simulated(slow)
+    return [run if fast == slow else simulated(fast), run]
 
 
 def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:

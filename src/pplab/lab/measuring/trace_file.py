@@ -51,6 +51,7 @@ _NAME = re.compile(r"(pplab|PP):(\d+[FBIW]\d+|\(.+\)OVERLAP.+)")
 _SINGLE = re.compile(r"(F)orward (\d+)|(B)ackward (\d+)")
 _ACTION = re.compile(r"\d+[FBIW]\d+")
 _APART = ("c10d::", "record_param_comms")  # operators that are no computing
+_OWN = ("c10d::", "autograd::engine")  # operators that are looked for by name
 _TRANSPORT = ("c10d::recv", "gloo:recv"), ("c10d::send", "gloo:send"), ("c10d::allreduce", "gloo:all_reduce")
 
 
@@ -117,10 +118,11 @@ def read_trace(path: Path) -> Trace:
                     raise ValueError(f"{event['name']} at ts {event['ts']} lasts {lasts:g} ms")
                 event["start"], event["end"] = start, start + lasts
                 by[event.get("cat", "")].append(event)
+        by["torch's own"] = [event for event in by["cpu_op"] if event["name"].startswith(_OWN)]
         dids, notes = _dids(by, rank)
     if not dids:
         raise ValueError(
-            f"{name} names no action of a pipeline in its {sum(map(len, by.values()))} spans. torch's Schedule1F1B and "
+            f"{name} names no action of a pipeline in its {len(data['traceEvents'])} events. torch's Schedule1F1B and "
             f"Megatron-LM's schedules name none by themselves. {RECORD}"
         )
     if info.get("backend") == "nccl" and not by["kernel"]:
@@ -139,17 +141,18 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
     """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's, is one action."""
     spans = []
     for event in by["user_annotation"]:
-        name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", event["name"])
+        name = event["name"]
+        if name.startswith(("Forward", "Backward")):
+            name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", name)
         if match := _NAME.fullmatch(name):
             spans.append((event["start"], event["end"], match[1], match[2]))
     spans.sort()
     alone = any(mark == "pplab" for _, _, mark, _ in spans)  # then other names are around these
-    operators = by["cpu_op"]
-    backwards = sorted(event["start"] for event in operators if event["name"].startswith("autograd::engine"))
+    backwards = sorted(event["start"] for event in by["torch's own"] if event["name"].startswith("autograd::engine"))
     kernels = _kernels(by)
     busy = kernels
     if not (kernels or alone):
-        busy = sorted((e["start"], e["start"], e["end"]) for e in operators if not e["name"].startswith(_APART))
+        busy = sorted((e["start"], e["start"], e["end"]) for e in by["cpu_op"] if not e["name"].startswith(_APART))
     dids: list[Did] = []
     around, free = (-inf, -inf), -inf
     for start, end, mark, text in spans:
@@ -180,7 +183,7 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
 
 def _posts(by: Mapping[str, Sequence[dict]], operator: str, transport: str) -> list[Post]:
     """A rank's receives, sends or sums. An operator hands each over, and gloo's span of the same number ends it."""
-    handed = sorted(event["start"] for event in by["cpu_op"] if event["name"].startswith(operator))
+    handed = sorted(event["start"] for event in by["torch's own"] if event["name"].startswith(operator))
     spans = (event for event in by["user_annotation"] if event["name"] == transport)
     done = [event["end"] for event in sorted(spans, key=lambda event: event["start"])]
     return [*map(Post, handed, done)] if len(handed) == len(done) else []

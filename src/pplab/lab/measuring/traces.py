@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain, islice, pairwise, takewhile
+from itertools import chain, pairwise
 from math import inf
 from pathlib import Path
 
@@ -46,12 +46,18 @@ def cut(dids: Sequence[Did]) -> list[Step]:
 
 def pipelines_of(items: dict[int, set[str]], traces: Sequence[Trace]) -> list[list[int]]:
     """The ranks of each pipeline, in order: of torch's process groups the smallest that do every action once."""
-    every = sorted(set.union(*items.values()))
-    groups = sorted({tuple(sorted(group)) for trace in traces for group in trace.groups}, key=lambda g: (len(g), g))
-    whole = [ranks for ranks in [(*items,), *groups] if sorted(chain(*(items.get(r, ()) for r in ranks))) == every]
-    found = [ranks for ranks in dict.fromkeys(whole) if len(ranks) == len(whole[0])] or [(*items,)]
-    known = next((group for group in groups if {*found[0]} <= {*group}), found[0])
-    if missing := [f"rank {rank}" for rank in known if rank not in found[0]]:
+    everybody, every = tuple(items), sorted(set.union(*items.values()))
+
+    def do_all_once(ranks: Sequence[int]) -> bool:
+        return sorted(chain(*(items.get(rank, ()) for rank in ranks))) == every
+
+    named = {tuple(sorted(group)) for trace in traces for group in trace.groups}
+    groups = sorted(named, key=lambda group: (len(group), group))
+    whole = [ranks for ranks in dict.fromkeys([everybody, *groups]) if do_all_once(ranks)]
+    found = [ranks for ranks in whole if len(ranks) == len(whole[0])] or [everybody]
+    # a group of one rank is of replicas or of what else there is only one of
+    known = next((group for group in groups if len(group) > 1 and {*found[0]} <= {*group}), found[0])
+    if missing := [f"rank {rank}" for rank in known if rank not in items]:
         raise ValueError(f"no trace is of {', '.join(missing)}: give those of all ranks of a pipeline")
     return [[*ranks] for ranks in found]
 
@@ -62,12 +68,17 @@ def whole_steps(found: Sequence[list[Step]]) -> tuple[list[tuple[Schedule, list[
     ends = [[step[-1].end for step in steps] for steps in found]
     schedules: dict[tuple, Schedule] = {}
     for first in found[0]:
-        step = []
+        begin, end, step = first[0].start, first[-1].end, []
         for steps, times in zip(found, ends, strict=True):
-            later = islice(steps, bisect_right(times, first[0].start), None)
-            meanwhile = takewhile(lambda each: each[0].start < first[-1].end, later)  # noqa: B023
-            together = max(meanwhile, key=lambda each: min(first[-1].end, each[-1].end) - each[0].start, default=None)  # noqa: B023
-            step += [together] if together else []
+            longest, meanwhile = -inf, None
+            for number in range(bisect_right(times, begin), len(steps)):
+                each = steps[number]
+                if each[0].start >= end:
+                    break
+                if min(end, each[-1].end) - each[0].start > longest:
+                    longest, meanwhile = min(end, each[-1].end) - each[0].start, each
+            if meanwhile:
+                step.append(meanwhile)
         if len(step) == len(found):
             rows = tuple(tuple(did.item for did in row) for row in step)
             try:

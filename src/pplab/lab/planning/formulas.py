@@ -126,14 +126,6 @@ def zb_h2_makespan(P: int, M: int, F: float, I: float, W: float) -> float:  # no
     return M * (F + I + W) + (P - 1) * max(F, F + I - 2 * W)
 
 
-def zb_v_makespan(P: int, M: int, F: float, I: float, W: float) -> float:  # noqa: E741
-    """ZB-V (Qi et al. 2023) with stages of F, I and W each, two per rank, for M >= 2P-1 and W <= F <= I.
-
-    Found by simulating.
-    """
-    return 2 * M * (F + I + W) + (P - 1) * max(I, 2 * (I - W))
-
-
 def dualpipe_idle(PP: int, B: float, W: float, overlapped: float) -> float:
     """DualPipe and DualPipeV (DeepSeek-AI 2024): idle time per rank, for F = I >= W and at least 2P microbatches.
 
@@ -146,14 +138,6 @@ def dualpipe_idle(PP: int, B: float, W: float, overlapped: float) -> float:
 def paired_peak_in_flight(P: int, M: int, V: int = 1) -> tuple[int, ...]:
     """The same: per rank r, in stages: 2(P-r) + (V-1)P, one more than interleaved 1F1B; never more than MV."""
     return tuple(min(2 * (P - r) + (V - 1) * P, M * V) for r in range(P))
-
-
-def v_half_makespan(P: int, M: int) -> int:
-    """V-Half (Qi et al. 2024) at F = I = W = 1 per stage, for P >= 3 and M > P.
-
-    No proof: it is what our orders take up to P = 24, and the authors' from M = 2P-1 on.
-    """
-    return 6 * M + 6 * ((P - 1) // 2) - 1
 
 
 def message_time(size: float, latency: float, bandwidth: float) -> float:

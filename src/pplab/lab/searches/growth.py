@@ -46,6 +46,137 @@ def policies(problem: NumberedProblem) -> Iterator[list[Policy]]:
                 yield [Policy(w, d, *rest) for w, d in zip(*limited, strict=True)]
 
 
+class _Growing:
+    """A rank whose row grows, and what it knows while it does."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.row: list[int] = []
+        self.free: float = 0  # when its latest action ends
+        self.held: float = 0
+        self.num_forwards = self.num_inputs = 0
+        self.due: deque[int] = deque()  # stages whose weight gradients wait
+        self.after_input = False  # whether its latest action was an input gradient
+        self.last_was_input = False  # or its latest one that wasn't a weight gradient
+
+
+class _Growth:
+    """Rows that grow together: of every stage, what has arrived and how much of it is done."""
+
+    def __init__(self, problem: NumberedProblem, policies: Sequence[Policy], deepest: tuple[bool, bool]) -> None:
+        self.problem, self.ranks = problem, [_Growing(policy) for policy in policies]
+        placement, stages = problem.placement, range(len(problem.placement))
+        self.forward_order = [own[::-1] if deepest[0] else own for own in problem.stages]
+        self.input_order = [own[::-1] if deepest[1] else own for own in problem.stages]
+        self.later = [sum(placement[t] == placement[s] for t in stages[s + 1 :]) for s in stages]
+        self.forwards, self.inputs, self.weights = ([0] * len(stages) for _ in "FIW")  # done
+        self.forward_at: list[list[float]] = [[] for _ in stages]  # when a forward's input is there
+        self.forward_at[0] = [0] * problem.num_microbatches
+        self.input_at: list[list[float]] = [[] for _ in stages]  # when an input gradient's is
+        self.events: list[tuple[float, int]] = [(0, rank) for rank in range(problem.num_ranks)]  # when to look again
+
+    def run(self) -> list[list[int]]:
+        while self.events:
+            now, number = heappop(self.events)
+            if now >= self.ranks[number].free:
+                self._act(now, number)
+        return [rank.row for rank in self.ranks]
+
+    def _act(self, now: float, number: int) -> None:
+        """A free rank runs what it prefers, or waits for what comes first."""
+        rank = self.ranks[number]
+        forward, forward_stage, full = self._next_forward(now, number)
+        backward, input_stage = self._next_input(now, number)
+        alternates = rank.policy.alternate and rank.last_was_input and forward <= now
+        if min(forward, backward) <= now:
+            if len(rank.due) > rank.policy.delay and rank.after_input:
+                self._run_weight(now, number)
+            elif backward <= now and not alternates:
+                self._run_input(now, number, input_stage)
+            else:
+                self._run_forward(now, number, forward_stage)
+        elif rank.due and self._fills(min(forward, backward) - now, number, full):
+            self._run_weight(now, number)
+        elif min(forward, backward) < inf:
+            heappush(self.events, (min(forward, backward), number))
+
+    def _next_forward(self, now: float, number: int) -> tuple[float, int, bool]:
+        """When the forward that comes first can run, its stage, and whether memory holds up any."""
+        rank, needed, room = self.ranks[number], self.problem.needed, self.problem.rooms[number]
+        first, stage, full = inf, 0, False
+        for s in self.forward_order[number]:
+            if rank.held + needed[s] > room:  # with that of one forward of every later stage there
+                full = True
+            elif self.forwards[s] < len(self.forward_at[s]) and (
+                rank.num_inputs or rank.num_forwards + self.later[s] < rank.policy.warmup
+            ):
+                at = self.forward_at[s][self.forwards[s]]
+                if at < first and first > now:
+                    first, stage = at, s
+        return first, stage, full
+
+    def _next_input(self, now: float, number: int) -> tuple[float, int]:
+        """When the input gradient that comes first can run, and its stage."""
+        first, stage = inf, 0
+        for s in self.input_order[number]:
+            if self.inputs[s] < len(self.input_at[s]):
+                at = self.input_at[s][self.inputs[s]]
+                if at < first and first > now:
+                    first, stage = at, s
+        return first, stage
+
+    def _fills(self, gap: float, number: int, full: bool) -> bool:
+        """Whether a gap is for a weight gradient."""
+        rank = self.ranks[number]
+        if gap < inf:
+            return gap >= rank.policy.least_gap * self.problem.takes[2][rank.due[0]]
+        all_inputs = self.problem.num_microbatches * len(self.input_order[number])
+        return rank.policy.eager or full or rank.num_inputs == all_inputs
+
+    def _run_forward(self, now: float, number: int, s: int) -> None:
+        rank = self.ranks[number]
+        rank.row.append(self.problem.number_of[s, F, self.forwards[s]])
+        self.forwards[s] += 1
+        rank.num_forwards += 1
+        rank.held += self.problem.adds[s]
+        rank.after_input = rank.last_was_input = False
+        rank.free = now + self.problem.takes[0][s]
+        last = s + 1 == len(self.forwards)
+        self._give(number, s if last else s + 1, self.input_at if last else self.forward_at)
+
+    def _run_input(self, now: float, number: int, s: int) -> None:
+        rank = self.ranks[number]
+        rank.row.append(self.problem.number_of[s, I, self.inputs[s]])
+        self.inputs[s] += 1
+        rank.num_inputs += 1
+        rank.held -= self.problem.i_frees[s]
+        rank.due.append(s)
+        rank.after_input = rank.last_was_input = True
+        rank.free = now + self.problem.takes[1][s]
+        self._give(number, s - 1, self.input_at)
+
+    def _run_weight(self, now: float, number: int) -> None:
+        rank = self.ranks[number]
+        s = rank.due.popleft()
+        rank.row.append(self.problem.number_of[s, W, self.weights[s]])
+        self.weights[s] += 1
+        rank.held -= self.problem.w_frees[s]
+        rank.after_input = False
+        rank.free = now + self.problem.takes[2][s]
+        heappush(self.events, (rank.free, number))
+
+    def _give(self, number: int, to: int, arrivals: list[list[float]]) -> None:
+        """What the rank has made is on its way to a stage; before stage 0 there is none."""
+        rank = self.ranks[number]
+        heappush(self.events, (rank.free, number))
+        if to >= 0:
+            there = self.problem.placement[to]
+            arrival = rank.free + self.problem.lag_of[number][there]
+            arrivals[to].append(arrival)
+            if there != number:
+                heappush(self.events, (max(arrival, self.ranks[there].free), there))
+
+
 def grown(
     problem: NumberedProblem, policies: Sequence[Policy], deepest: tuple[bool, bool] = (True, True)
 ) -> list[list[int]]:
@@ -55,91 +186,4 @@ def grown(
     comes first, else the first's. A stage's forward leaves room for one of every later stage of its rank: so what has
     begun can end.
     """
-    M, placement, lag = problem.num_microbatches, problem.placement, problem.lag_of
-    numbers = problem.number_of
-    (f_takes, i_takes, w_takes), S, P = problem.takes, len(placement), problem.num_ranks
-    adds, i_frees, w_frees, room = problem.adds, problem.i_frees, problem.w_frees, problem.rooms
-    f_order = [stages[::-1] if deepest[0] else stages for stages in problem.stages]
-    i_order = [stages[::-1] if deepest[1] else stages for stages in problem.stages]
-    needed = problem.needed  # of every stage: its forward's room and that of one forward of every later stage there
-    later = [sum(placement[t] == placement[s] for t in range(s + 1, S)) for s in range(S)]
-    rows: list[list[int]] = [[] for _ in range(P)]
-    forwards, inputs, due = [0] * S, [0] * S, [deque() for _ in range(P)]
-    num_f, num_i, weights, held = [0] * P, [0] * P, [0] * S, [0.0] * P
-    after_i, last_i = [False] * P, [False] * P  # whether the rank's latest action, and its latest F or I, was an I
-    f_at: list[list[float]] = [[0] * M, *([] for _ in range(S - 1))]  # when a forward's input is there
-    i_at: list[list[float]] = [[] for _ in range(S)]  # when an input gradient's is
-    free: list[float] = [0] * P
-    events: list[tuple[float, int]] = [(0, rank) for rank in range(P)]  # when to look at a rank again
-    while events:
-        now, rank = heappop(events)
-        if now < free[rank]:
-            continue
-        policy, full, forward, backward, f_stage, i_stage = policies[rank], False, inf, inf, 0, 0
-        for s in f_order[rank]:
-            if held[rank] + needed[s] > room[rank]:
-                full = True
-            elif forwards[s] < len(f_at[s]) and (num_i[rank] or num_f[rank] + later[s] < policy.warmup):
-                at = f_at[s][forwards[s]]
-                if at < forward and forward > now:
-                    forward, f_stage = at, s
-        for s in i_order[rank]:
-            if inputs[s] < len(i_at[s]):
-                at = i_at[s][inputs[s]]
-                if at < backward and backward > now:
-                    backward, i_stage = at, s
-        waiting, kind = due[rank], 3  # 0, 1, 2 for F, I, W; 3 to wait
-        if backward <= now and not (forward <= now and policy.alternate and last_i[rank]):
-            kind = 1
-        elif forward <= now:
-            kind = 0
-        wait = min(forward, backward)
-        if kind < 3:
-            if len(waiting) > policy.delay and after_i[rank]:
-                kind = 2
-        elif waiting:
-            if wait == inf:
-                fills = policy.eager or full or num_i[rank] == M * len(f_order[rank])
-            else:
-                fills = wait - now >= policy.least_gap * w_takes[waiting[0]]
-            kind = 2 if fills else 3
-        if kind == 3:
-            if wait < inf:
-                heappush(events, (wait, rank))
-            continue
-        after_i[rank] = kind == 1
-        if kind == 2:
-            s = waiting.popleft()
-            rows[rank].append(numbers[s, W, weights[s]])
-            weights[s] += 1
-            held[rank] -= w_frees[s]
-            free[rank] = end = now + w_takes[s]
-            heappush(events, (end, rank))
-            continue
-        last_i[rank] = kind == 1
-        if kind:
-            s = i_stage
-            rows[rank].append(numbers[s, I, inputs[s]])
-            inputs[s] += 1
-            num_i[rank] += 1
-            held[rank] -= i_frees[s]
-            waiting.append(s)
-            end, to, at = now + i_takes[s], s - 1, i_at
-        else:
-            s = f_stage
-            rows[rank].append(numbers[s, F, forwards[s]])
-            forwards[s] += 1
-            num_f[rank] += 1
-            held[rank] += adds[s]
-            end, to, at = now + f_takes[s], s + 1, f_at
-            if to == S:
-                to, at = s, i_at
-        free[rank] = end
-        heappush(events, (end, rank))
-        if to >= 0:
-            there = placement[to]
-            arrival = end + lag[rank][there]
-            at[to].append(arrival)
-            if there != rank:
-                heappush(events, (max(arrival, free[there]), there))
-    return rows
+    return _Growth(problem, policies, deepest).run()

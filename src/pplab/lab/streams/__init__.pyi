@@ -12,5 +12,6 @@ from .sends import SENDS as SENDS
 from .sends import posted as posted
 from .sends import sends_in as sends_in
 from .sends import simulate_sends as simulate_sends
+from .sends import simulator_of as simulator_of
 from .vocabulary import VocabularyParallel as VocabularyParallel
 from .vocabulary import vocabulary_row as vocabulary_row

@@ -104,7 +104,7 @@ def check_queues(rows: Sequence[LoweredRow]) -> None:
     schedule = simulate_lowered(rows, queue="none").schedule
     for queue, whose in _WHOSE.items():
         try:
-            simulate_checked(rows, schedule, None, queue, ())
+            Flow(rows, schedule, queue).timeline()
         except ScheduleError as error:
             runs = "where no message waits for another (gloo) this runs"
             raise ScheduleError(f"{runs}, but not with a queue for each {whose}: {error.cause}", error.remedy) from None
@@ -141,59 +141,62 @@ def simulate_lowered(
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
     check_messages(rows)
-    return simulate_checked(rows, compute_of(rows, name), costs, queue, waits)
+    return Flow(rows, compute_of(rows, name), queue, waits).timeline(costs)
 
 
-def simulate_checked(
-    rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs | None, queue: str, waits: Collection[Action]
-) -> Timeline:
-    """As `simulate_lowered`, of rows that are known to have each message of a schedule, in order."""
-    costs = Costs() if costs is None else costs
-    expect(Costs, costs=costs)
-    costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
-    flow = _Flow(rows, schedule, costs, queue, waits)
-    starts, ends = flow.run()
-    own = [flow.number[rank, item] for rank, row in enumerate(schedule.rows) for item in row]
-    others = []
-    for end in chain(*flow.queues.values()):
-        head = starts[flow.number[end] + 1]
-        others.append(Span(*end, head, max(head, ends[flow.passed(end)])))
-    return Timeline(schedule, [starts[i] for i in own], [ends[i] for i in own], unit=costs.unit, others=tuple(others))
-
-
-class _Flow:
-    """Lowered rows as rows of the loop: one for each rank, and one for each queue.
+class Flow:
+    """Lowered rows as rows of the loop: one for each rank, and one for each queue. The rows are known to have each
+    message of the schedule, in order. `timeline` is as `simulate_lowered`, for any costs.
 
     An action is an item. An end of a message is three, with numbers in turn: it is posted, in its rank's row; it stands
     at the head of its queue, and it has passed, in that queue's row.
     """
 
-    def __init__(self, rows: Sequence[LoweredRow], schedule: Schedule, costs: Costs, queue: str, waits: Collection):
-        self.rows, self.num_stages, self.home = rows, schedule.num_stages, schedule.home()
+    def __init__(
+        self, rows: Sequence[LoweredRow], schedule: Schedule, queue: str, waits: Collection[Action] = ()
+    ) -> None:
+        self.rows, self.schedule, self.home = rows, schedule, schedule.home()
         self.items, self.number = Items(), {}
         self.others: dict[End, tuple] = {}  # of every message's end the other one
         self.queues: dict[tuple, list[End]] = defaultdict(list)
         for rank, row in enumerate(rows):
             for item in row:
                 peer = self._peer(item)
+                number = self.number[rank, item] = self.items.new()
                 if peer is None:
-                    self.number[rank, item] = self.items.new(costs.of_item(item))
                     continue
-                posted = self.number[rank, item] = self.items.new()
-                self.items.new(need=posted)
+                self.items.new(need=number)
                 self.items.new()
                 names = {"rank": (), "pair": (peer,), "channel": (peer, _is_send(item)), "none": (item,)}
                 self.queues[rank, *names[queue]].append((rank, item))
                 self.others[rank, item] = peer, other_end(item)
-        link_of = cache(costs.link)
+        for end, other in self.others.items():
+            send = end if _is_send(end[1]) else other
+            self.items.needs[self.number[end] + 2] = self.number[send if queue == "none" else other] + 1
+        self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
+
+    def timeline(self, costs: Costs | None = None) -> Timeline:
+        """What the rows take at these costs. ScheduleError where the rows or the queues can't go on."""
+        costs, schedule = Costs() if costs is None else costs, self.schedule
+        expect(Costs, costs=costs)
+        costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
+        durations, link_of = self.items.durations, cache(costs.link)
+        for (rank, item), number in self.number.items():
+            if (rank, item) not in self.others:
+                durations[number] = costs.of_item(item)
         for end, other in self.others.items():
             send, receive = (end, other) if _is_send(end[1]) else (other, end)
             link, (stage, kind, m) = link_of(send[0], receive[0]), send[1]
             takes = costs.occupancy(F if kind is SEND_F else B, stage, link.bandwidth, m) or 0
-            passed = self.number[end] + 2
-            self.items.needs[passed] = self.number[send if queue == "none" else other] + 1
-            self.items.durations[passed] = link.latency + takes
-        self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
+            durations[self.number[end] + 2] = link.latency + takes
+        starts, ends = self._run()
+        own = [self.number[rank, item] for rank, row in enumerate(schedule.rows) for item in row]
+        others = []
+        for end in chain(*self.queues.values()):
+            head = starts[self.number[end] + 1]
+            others.append(Span(*end, head, max(head, ends[self._passed(end)])))
+        begun, done = [starts[i] for i in own], [ends[i] for i in own]
+        return Timeline(schedule, begun, done, unit=costs.unit, others=tuple(others))
 
     def _peer(self, item: Action | Overlap) -> int | None:
         """The rank at a message's other end; None for what is computed."""
@@ -201,7 +204,7 @@ class _Flow:
             return None
         return self.home[other_end(item).stage, item.microbatch]
 
-    def passed(self, end: End) -> int:
+    def _passed(self, end: End) -> int:
         """The item that ends when a message is there: its sender's last."""
         return self.number[end if _is_send(end[1]) else self.others[end]] + 2
 
@@ -221,14 +224,14 @@ class _Flow:
 
     def _received(self, rank: int, item: Action | Overlap) -> list[End]:
         """The ends of the messages that an item needs."""
-        receives = [incoming(action, self.num_stages) for action in parts(item)]
+        receives = [incoming(action, self.schedule.num_stages) for action in parts(item)]
         return [(rank, receive) for receive in receives if receive and self._peer(receive) != rank]
 
     def _wait(self, row: list[int], ends: Iterable[tuple[int, Any]]) -> None:
         for end in ends:
-            row += [self.items.new(need=need) for need in (self.number[end], self.passed(end))]
+            row += [self.items.new(need=need) for need in (self.number[end], self._passed(end))]
 
-    def run(self) -> tuple[list, list]:
+    def _run(self) -> tuple[list, list]:
         """When every item starts, and when it ends. ScheduleError where one doesn't."""
         queues = [[self.number[end] + k for end in queue for k in (1, 2)] for queue in self.queues.values()]
         starts, ends = self.items.run(self.turns + queues)

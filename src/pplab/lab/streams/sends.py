@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +15,7 @@ from ...lowering import LoweredRow, lower
 from ...schedule import Schedule
 from ...simulator import simulate
 from ...timeline import Timeline
-from .queues import simulate_checked
+from .queues import Flow
 
 SENDS = ("nobody waits", "both wait", "forwards wait")
 _WHOSE = {  # schedules are sent so
@@ -41,10 +43,15 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
     >>> [simulate_sends(one_f_one_b, Costs(latency=1), sends).makespan for sends in SENDS[:2]]
     [49, 52]
     """
+    return simulator_of(schedule, sends)(costs)
+
+
+def simulator_of(schedule: Schedule, sends: str) -> Callable[[Costs | None], Timeline]:
+    """`simulate_sends` of one schedule, for many costs: what doesn't depend on them is made once."""
     if sends == SENDS[0]:
-        return simulate(schedule, costs)
+        return partial(simulate, schedule)
     rows, waits = posted(schedule, sends)
-    return simulate_checked(rows, schedule, costs, "channel", waits)
+    return Flow(rows, schedule, "channel", waits).timeline
 
 
 def sends_in(framework: str, name: str, num_ranks: int, num_microbatches: int) -> str:
