@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 import browser as chromium
-from pplab.lab.planning import RULES
+from pplab.lab.planning import RULES, TITAN_RULES, TORCH_RULES
 
 pytestmark = pytest.mark.slow
 
@@ -42,13 +42,18 @@ def test_the_first_section_answers(tab, book):
     assert len(missed(1)) <= 0.05 * len(SEARCHES), missed(1)
 
 
-def test_an_error_is_found_by_its_words(tab, book):
-    """Of each rule of Megatron-LM's, with numbers in the places where it has some."""
+@pytest.mark.parametrize(
+    ("table", "rules"),
+    [("what-megatron-lm-says", RULES), ("what-pytorch-and-torchtitan-say", (*TITAN_RULES, *TORCH_RULES))],
+)
+def test_an_error_is_found_by_its_words(tab, book, table, rules):
+    """Of each rule of a framework's, with numbers in the places where it has some."""
     tab.goto((book / "search.html").as_uri())
-    errors = [rule.error.replace("{}", "8") for rule in RULES]
+    errors = [rule.error.replace("{}", "8") for rule in rules]
     found = tab.evaluate(FOUND, errors)
-    table = "frameworks#what-megatron-lm-says-of-a-line-that-it-refuses"
-    assert [error for error, places in zip(errors, found, strict=True) if table not in places[:3]] == []
+    here = f"frameworks#{table}"
+    at = [any(place.startswith(here) for place in places[:3]) for places in found]
+    assert [error for error, there in zip(errors, at, strict=True) if not there] == []
 
 
 def test_it_leads_to_places_that_exist(tab, book):
