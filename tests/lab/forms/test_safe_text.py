@@ -132,10 +132,11 @@ def test_a_trace(tmp_path):
 
 def test_a_config(recwarn):
     sizes = {"num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
-    config = sizes | {"vocab_size": 32000, "hidden_act": "silu", "model_type": EVIL}
-    lab.read_config(config, 1024)
+    config = sizes | {"vocab_size": 32000, "hidden_act": "silu", "model_type": "llama"}
+    lab.read_config({"model_type": EVIL, "text_config": config}, 1024)
     assert SHOWN in (said := str(recwarn.pop().message)) and harmless(said)
-    for wrong in (config | {"layer_types": [EVIL]}, {EVIL: 1}, sizes | {EVIL: {EVIL: [EVIL]}}):
+    unknown = config | {"model_type": EVIL}
+    for wrong in (config | {"layer_types": [EVIL] * 8}, unknown, {EVIL: 1}, sizes | {EVIL: {EVIL: [EVIL]}}):
         with pytest.raises(ValueError, match=r"\\x1b") as error:
             lab.read_config(wrong, 1024)
         assert harmless(str(error.value))

@@ -90,7 +90,12 @@ def test_everything_follows():
     assert sharded.memory.parameters[0] == pytest.approx(whole.memory.parameters[0] / 8 + gathered)
     machine, _ = lab.profiled(MODEL, NODE, pp.Costs([2.0, 3.0], [2.0, 3.0], [2.0, 3.0], unit="s"), 1, cut=[3, 5])
     assert machine.flops == pytest.approx((sum(MODEL.work(1)) + MODEL.ends_work(1)) / 5)
-    assert lab.Case(model=heavy).row("1F1B", 8, cut=[4] * 4).step_s > 0
+    case = lab.Case(model=heavy)
+    assert case.row("1F1B", 8, cut=[4] * 4).step_s > 0 and case.layer_ms == pytest.approx(
+        sum(case.stage_ms([4] * 4)) / 16
+    )
+    with pytest.raises(ValueError, match="model must be a Transformer, got Model"):
+        lab.sliced_row(case, 2, 8)
     with pytest.raises(ValueError, match=r"layers of one kind, got dense\*2 routed\*7: take a schedule without pairs"):
         lab.plan(MODEL, NODE, lab.Layout(pp=2, dp=4), 32, schedule="DualPipeV", cut=[2, 2, 2, 2])
 

@@ -14,7 +14,7 @@ from pplab.lab.shell.commands import main
 
 LINE = "torchrun --nproc-per-node 8 x.py --pipeline-model-parallel-size 4 --micro-batch-size 1 --global-batch-size 32 "
 CONFIG = {"num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "intermediate_size": 6144}
-CONFIG |= {"vocab_size": 151936, "hidden_act": "silu", "model_type": "qwen3", "tie_word_embeddings": False}
+CONFIG |= {"vocab_size": 151936, "hidden_act": "silu", "model_type": "llama", "tie_word_embeddings": False}
 ROWS = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
 LAYOUT = "Et*3|(tt|)*29,m|L"
 TITAN = "torchrun --nproc_per_node 8 -m torchtitan.train --parallelism.pipeline_parallel_degree 4 "
@@ -55,10 +55,10 @@ FIELDS += "disable_cuda_graphs=True"
     (LAYOUT[:-2], 1, "no L at its end"),
     (LAYOUT * 2, 1, "a second E"),
     ("Et|m" + "|" * 200_000 + "L", 0, "200002 stages .* stage 2, 3, 4, 5, 6, 7, 8, 9, 10 ... has no layer"),
-    (json.dumps(CONFIG), 0, "config.json: 48 layers, 3.2.* billion parameters\nnot looked at: norms"),
+    (json.dumps(CONFIG), 0, r"config.json: 48 layers \(full.mlp.48\), 3.2.* billion parameters\nnot looked at: norms"),
     (json.dumps(CONFIG)[:-9], 2, "begins as JSON does, and isn't"),
     (json.dumps(CONFIG) * 2, 2, "begins as JSON does, and isn't: Extra data"),
-    (json.dumps(CONFIG | {"mamba_d_state": 16}), 1, "layers with attention .*, and mamba_d_state says others"),
+    (json.dumps(CONFIG | {"mamba_d_state": 16}), 1, "fields say .* billion parameters, and transformers builds 3.2"),
     ('{"train_micro_batch_size_per_gpu": 4}', 2, "this JSON has no model's fields"),
     (ROWS, 0, "schedule: 1F1B: 2 ranks, 2 stages, 2 microbatches, 8 actions; bubble 33.3% if"),
     (lab.to_csv(pp.build("DualPipeV", num_ranks=2, num_microbatches=4)), 0, "schedule: DualPipeV: 2 ranks"),

@@ -376,16 +376,17 @@ def test_many_ranks_stand_in_columns(tmp_path, capsys):
 def test_a_warning_is_a_sentence_and_no_line_of_code(tmp_path, capsys):
     """Of a config whose model_type is another program's commands for the terminal."""
     fields = {"num_hidden_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048}
-    fields |= {"vocab_size": 32000, "hidden_act": "silu", "model_type": "evil\x1b]0;owned\x07\x1b[2J"}
-    (tmp_path / "config.json").write_text(json.dumps(fields))
+    fields |= {"vocab_size": 32000, "hidden_act": "silu", "model_type": "llama"}
+    sees = {"model_type": "evil\x1b]0;owned\x07\x1b[2J", "text_config": fields}
+    (tmp_path / "config.json").write_text(json.dumps(sees))
     command = ["choose", str(tmp_path), *"--gpus 2 --gpu h100 --between 50GB/s --batch 4 --sequence 1024".split()]
     before = warnings.showwarning
     assert main(command) == 0 and warnings.showwarning is before
     said = capsys.readouterr().err
-    assert said.startswith(r"pplab choose: evil\x1b]0;owned\x07\x1b[2J: its parameters weren't compared")
+    assert said.startswith(r"pplab choose: evil\x1b]0;owned\x07\x1b[2J: only its language model is counted")
     assert said.count("\n") == 1 and "\x1b" not in said
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"layer_types": ["\x1b[2J"], "model_type": "llama"}))
-    assert main(command) == 1 and "got \\x1b[2J: give a Transformer" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"layer_types": ["\x1b[2J"] * 8}))
+    assert main(command) == 1 and "layers of \\x1b[2J aren't read: give lab.Model" in capsys.readouterr().err
 
 
 def test_a_mistyped_model_asks_the_hub_once(tmp_path):

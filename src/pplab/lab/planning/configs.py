@@ -1,13 +1,14 @@
-"""A model's shape out of its config on the Hugging Face hub."""
+"""A model out of its config on the Hugging Face hub."""
 
 from __future__ import annotations
 
 import json
-import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
-from math import gcd
+from functools import lru_cache
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -15,149 +16,81 @@ from typing import Any
 from ...errors import positive_int, shown
 from ...optional import bring
 from ..forms import printable_in
+from .by_fields import by_fields
+from .by_meta import Unread, by_meta
 from .expert_layers import ExpertLayers
-from .transformer import Transformer
+from .layers import Model
 
-_NEEDED = (  # each by the names that it has
-    "num_hidden_layers n_layer",
-    "hidden_size n_embd",
-    "num_attention_heads n_head",
-    "intermediate_size n_inner",
-    "vocab_size",
-    "hidden_act hidden_activation activation_function",
-)
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_OTHERS = re.compile("mamba|ssm_|linear_num|block_type|full_attention_interval|attn_layer_period|moe_num_experts")
-_CHECKED = (
-    "cohere deepseek_v3 gemma gemma2 gemma3_text glm4_moe gpt2 gpt_neox gpt_oss granite llama mistral mixtral olmo2 "
-    "olmoe phi phi3 qwen2 qwen2_moe qwen3 qwen3_moe starcoder2"
-).split()
+_MOST = {"layers": 1024, "n_layer": 1024, "blocks": 1024, "experts": 2**15}  # of what is built one by one
 
 
-def read_config(source: object, sequence: int) -> tuple[Transformer, ExpertLayers | None]:
-    """The shape that a config of transformers says, for sequences of so many tokens, and its experts, on one GPU.
+def read_config(source: object, sequence: int) -> tuple[Model, ExpertLayers | None]:
+    """The model that a config of transformers describes, for sequences of so many tokens, and its experts, on one GPU.
 
     `source` is such a config, or a dict of its fields; a config.json, or a folder with one; or OWNER/NAME on the
-    Hugging Face hub. Embedding and head are one matrix unless the config says otherwise, as in transformers.
+    Hugging Face hub. Of a model that sees or hears its language model is counted, and a warning says so.
 
-    What a Transformer can't say is counted as something near it, and a warning says so: attention within a window as
-    attention to everything, latent attention (MLA) as heads with few keys and values, a few layers without experts as
-    layers with them, and of a model that sees or hears its language model. So does a kind of model whose parameters
-    weren't compared with transformers' own. Raises ValueError for fields that are missing and for other layers.
+    Layers are counted by the fields of the config and, where PyTorch and transformers are installed, also by a forward
+    of the model without weights. Where both count, parameters that differ by more than 1 % are refused, and where a
+    token uses 2 % more or less, the forward is believed. Without a forward, a kind of model is counted whose fields
+    were compared with one. Raises ValueError that names the odd field or layer, and what to give instead.
 
     >>> model, experts = read_config({
     ...     "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4,
     ...     "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
     ...     "num_experts_per_tok": 8, "vocab_size": 151936, "hidden_act": "silu", "tie_word_embeddings": False,
     ... }, sequence=4096)
-    >>> print(f"{experts.parameters(model) / 1e9:.1f} billion parameters, {model.parameters / 1e9:.1f} in use")
-    30.5 billion parameters, 3.3 in use
+    >>> print(f"{model.parameters / 1e9:.1f} billion parameters, {model.used / 1e9:.1f} in use")
+    30.5 billion parameters, 3.0 in use
     """
     positive_int("sequence", sequence)
     found = printable_in(_fields(source))
+    kind = found.get("model_type", "this model")
     try:
-        text = found | (found.get("text_config") or {})
-        if _missing(text) and "model_type" in text:
-            text = _with_defaults(text)
-        if missing := _missing(text):
-            raise ValueError(
-                f"a config of a language model has {', '.join(missing)}, and this has only {', '.join(text)}"
-            )
-        model, experts = _shape(text, sequence)
-        said = [*_approximations(text, sequence, model)]
-        model = replace(model, lacks=tuple(_lacks(text, sequence, model)))
-    except (KeyError, TypeError, ZeroDivisionError) as error:
+        model = _counted(json.dumps(found, default=str), sequence)
+    except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{shown(source)} isn't a language model's config: {error!r}") from None
+    except ValueError as error:
+        raise ValueError(f"{kind}: {error}") from None
     if found.get("text_config"):
-        said.append("only its language model is counted, nothing that sees or hears")
-    for each in said:
-        warnings.warn(f"{found.get('model_type', 'this model')}: {each}", stacklevel=2)
-    return model, experts
+        warnings.warn(f"{kind}: only its language model is counted, nothing that sees or hears", stacklevel=2)
+    return model, model.experts
 
 
-def _missing(found: Mapping[str, Any]) -> list[str]:
-    """What isn't there under any name."""
-    needed = [*_NEEDED, *["num_experts_per_tok"] * any(map(found.get, _COUNTS))]
-    return [names.split()[0] for names in needed if not {*names.split()} & {*found}]
-
-
-def _with_defaults(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With what transformers takes for fields that a config leaves out, where it is installed and knows the kind."""
+@lru_cache(maxsize=64)
+def _counted(fields: str, sequence: int) -> Model:
+    """The model by both ways, or by the one that there is."""
+    text = json.loads(fields)
+    text |= {name: value for name, value in (text.pop("text_config", None) or {}).items() if value is not None}
+    for name, value in text.items():
+        most = next((most for ending, most in _MOST.items() if name.endswith(ending)), inf)
+        if isinstance(value, int) and value > most:
+            raise ValueError(f"{name} must be at most {most:,}, got {value}")
+    with suppress(Exception):  # no transformers, or a kind that it doesn't know
+        text = bring("transformers").AutoConfig.for_model(**text).to_dict()
+    model: Model | None = None
     try:
-        return bring("transformers").AutoConfig.for_model(**found).to_dict()
-    except Exception:
-        return found
-
-
-def _shape(found: Mapping[str, Any], sequence: int) -> tuple[Transformer, ExpertLayers | None]:
-    get = found.get
-    layers, width, heads, mlp, words, act = (next(filter(None, map(get, names.split())), None) for names in _NEEDED)
-    positive_int("vocab_size", words)
-    kv_heads, head_width = get("num_key_value_heads"), get("head_dim")
-    if latent := get("kv_lora_rank"):
-        head_width = found["v_head_dim"]
-        kv_heads = gcd(heads, latent // head_width)
-    experts = None
-    if count := next(filter(None, map(get, _COUNTS)), None):
-        each = get("moe_intermediate_size") or mlp
-        shared = get("n_shared_experts") or (get("shared_expert_intermediate_size") or 0) // each
-        experts = ExpertLayers(count, found["num_experts_per_tok"], 1, shared)
-        mlp = each * (experts.used + shared)
-    gated = act == "silu" or "gemma" in str(get("model_type"))
-    tied = get("tie_word_embeddings") is not False
-    return Transformer(layers, width, sequence, 2, heads, kv_heads, mlp, gated, words, False, head_width, tied), experts
-
-
-def _approximations(found: Mapping[str, Any], sequence: int, model: Transformer) -> Iterator[str]:
-    """What isn't quite so; ValueError for what isn't so at all."""
-    get = found.get
-    kinds, layers = {*(get("layer_types") or ())}, model.num_layers
-    if other := [name for name in found if _OTHERS.search(name) and found[name]]:
-        raise ValueError(f"a plan is of layers with attention and one kind of experts, and {other[0]} says others")
-    if get("is_encoder_decoder") or kinds - {"full_attention", "sliding_attention"}:
-        other = "an encoder" if get("is_encoder_decoder") else ", ".join(sorted(kinds))
-        raise ValueError(f"a plan is of a decoder whose layers have attention, got {other}: give a Transformer instead")
-    window = get("sliding_window") or sequence
-    if window < sequence and ("sliding_attention" in kinds if kinds else get("use_sliding_window", True)):
-        yield f"attention within {window} tokens is counted as attention to all {sequence}"
-    if get("kv_lora_rank"):
-        yield (
-            f"latent attention is counted as {model.heads} heads of {model.head_width}, with {model.kv_heads} of keys "
-            "and values"
+        model = by_fields(text, sequence)
+    except Unread as error:
+        odd = error
+    try:
+        measured = by_meta(text, sequence)
+    except (Unread, ImportError) as error:
+        if model is None:
+            raise Unread(f"{odd}; {error}") from None
+        return model
+    if model is None:
+        return measured
+    bare = replace(model, predictors=())  # of which transformers knows nothing
+    if abs(bare.parameters / measured.parameters - 1) > 0.01:
+        counts = (f"{each.parameters / 1e9:.4g} billion" for each in (bare, measured))
+        sizes = ([kind.total("parameters") for kind in each.layers] for each in (bare, measured))
+        odd = next((at for at, (a, b) in enumerate(zip(*sizes, strict=False)) if abs(a / b - 1) > 0.01), 0)
+        raise Unread(
+            "its fields say {} parameters, and transformers builds {}; layer {}, {}, is the first odd one: give "
+            "lab.Model its layers".format(*counts, odd, bare.layers[odd].name)
         )
-    every = get("decoder_sparse_step") or get("interleave_moe_layer_step") or 1
-    dense = layers - layers // every + (get("first_k_dense_replace") or 0) + len(get("mlp_only_layers") or ())
-    if dense > layers / 10:
-        raise ValueError(
-            f"a plan is of equal layers, and {dense} of {layers} have no experts: give a Transformer instead"
-        )
-    if dense:
-        yield f"{dense} of {layers} layers have no experts, and are counted as if they had"
-    if get("model_type", _CHECKED[0]) not in _CHECKED:
-        yield (
-            f"its parameters weren't compared with transformers' own: are they {model.parameters / 1e9:.2f} billion, "
-            "with the experts that a token uses?"
-        )
-
-
-def _lacks(found: Mapping[str, Any], sequence: int, model: Transformer) -> Iterator[str]:
-    """What a framework has to be told of a model beside its Transformer, in Megatron-LM's flags."""
-    get = found.get
-    if rank := get("kv_lora_rank"):
-        yield (
-            "in place of --group-query-attention, --num-query-groups and --kv-channels it has --multi-latent-attention "
-            f"--kv-lora-rank {rank} --q-lora-rank {get('q_lora_rank')} --qk-head-dim {get('qk_nope_head_dim')} "
-            f"--qk-pos-emb-head-dim {get('qk_rope_head_dim')} --v-head-dim {get('v_head_dim')} --qk-layernorm"
-        )
-    if dense := get("first_k_dense_replace"):
-        routed, wide = model.num_layers - dense, get("intermediate_size")
-        yield f"its first layers are dense: --moe-layer-freq [0]*{dense}+[1]*{routed} --ffn-hidden-size {wide}"
-    window = get("sliding_window")
-    if window and window < sequence:
-        yield f"--window-size {window - 1},0 in some of its layers"
-    act = get("hidden_act") or get("hidden_activation") or get("activation_function")
-    if "gelu" in act if model.gated else "gelu" not in act:
-        yield f"its MLP's function is {act}, which is another than the line's"
+    return model if abs(bare.used / measured.used - 1) < 0.02 else measured
 
 
 def _fields(source: object) -> dict[str, Any]:

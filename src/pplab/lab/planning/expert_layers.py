@@ -61,6 +61,8 @@ class ExpertLayers:
         """The experts that a token uses are together what the MLP was; a token's copies are kept at them, too."""
         spread = mlp.divided * self.used // (self.used + self.shared)
         numbers = {"divided": mlp.divided - spread, "kept": mlp.kept + self.used * width, "sums": self.shared > 0}
+        wide = mlp.said["wide"] // (self.used + self.shared)
+        numbers["said"] = mlp.said | {"wide": wide, "shared": self.shared * wide}
         return replace(mlp, name="experts", routed=Routed(self.count, self.used, spread / self.used), **numbers)
 
     def parameters(self, model: Transformer | Model) -> float:

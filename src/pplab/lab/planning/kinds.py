@@ -94,8 +94,70 @@ def attention(width: int, heads: int, kv_heads: int, head_width: int, **more: An
     return Part("attention", width * 2 * (query + keys), **numbers | more)
 
 
-def mlp(width: int, wide: int, gated: bool, **more: Any) -> Part:
+def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
     """An MLP, with a third matrix where it is gated. It keeps what its function and its last matrix read."""
     columns = (3 if gated else 2) * wide
-    said = {"wide": wide, "gated": gated}
+    said = {"wide": wide, "gated": gated, "act": act}
     return Part("mlp", width * columns, **{"kept": 2 * width + columns, "said": said} | more)
+
+
+def latent(
+    width: int, heads: int, q_rank: int, kv_rank: int, nope: int, rope: int, value: int, index: tuple[int, ...] = ()
+) -> Part:
+    """Latent attention (MLA) as it is trained: keys and values are made whole, so that pairs cost all heads. The ways
+    down aren't cut over tp. `index`: heads, width and top-k of a sparse indexer (DeepSeek-V3.2)."""
+    query, values, queries_from = heads * (nope + rope), heads * value, q_rank or width
+    index_heads, index_width, seen = index or (0, 0, None)
+    return Part(
+        "latent",
+        queries_from * query + kv_rank * heads * (nope + value) + values * width,
+        width * (q_rank + kv_rank + rope) + index_width * (index_heads * queries_from + width) + width * index_heads,
+        pairs=2 * (query + values),
+        window=seen,
+        kept=2 * (width + query + values) + q_rank + kv_rank + rope,
+        passed=query + values,
+        heads=heads,
+        said=dict(heads=heads, q_rank=q_rank, kv_rank=kv_rank, nope=nope, rope=rope, value=value, index=index),
+    )
+
+
+def delta(width: int, key_heads: int, value_heads: int, key_width: int, value_width: int, conv: int) -> Part:
+    """A gated delta net (Qwen3-Next). A scan in chunks takes about 6 FLOPs per number of its state and token."""
+    keys, values, state = key_heads * key_width, value_heads * value_width, value_heads * key_width * value_width
+    return Part(
+        "delta",
+        width * (2 * keys + 3 * values + 2 * value_heads),
+        scan=6 * state + 2 * (2 * keys + values) * conv,
+        kept=2 * width + 4 * (keys + values),
+        handed=state,
+        heads=key_heads,
+        said=dict(key_heads=key_heads, value_heads=value_heads, key=key_width, value=value_width, conv=conv),
+    )
+
+
+def mamba(width: int, inner: int, state: int, conv: int, heads: int = 0, groups: int = 1, rank: int = 0) -> Part:
+    """Mamba-2 with `heads`, or Mamba-1, whose steps have a `rank`."""
+    mixed = inner + 2 * groups * state if heads else inner
+    matrices = width * (inner + mixed + heads) if heads else 2 * inner * (width + rank + state)
+    return Part(
+        "mamba",
+        matrices + inner * width,
+        scan=6 * inner * state + 2 * mixed * conv,
+        kept=2 * (width + inner + mixed),
+        handed=inner * state,
+        heads=heads,
+    )
+
+
+def experts(width: int, wide: int, count: int, used: int, shared: int, gated: bool, act: str = "") -> Part:
+    """A router and its experts, next to those that every token uses, which are `shared` wide together."""
+    columns = 3 if gated else 2
+    return Part(
+        "experts",
+        columns * width * shared,
+        width * count,
+        kept=2 * width + columns * (used * wide + shared) + used * width,
+        sums=shared > 0,
+        routed=Routed(count, used, columns * width * wide),
+        said=dict(wide=wide, shared=shared, gated=gated, act=act),
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from math import gcd
@@ -41,8 +41,8 @@ class Model(Ends):
     """A decoder whose layers needn't be alike. Layers of one kind have one name.
 
     `predictors` (MTP) are layers that predict further tokens: they stand in the last stage, behind the others, and each
-    goes through the head once more. `beside`: parameters in no layer and no table, such as positions. `lacks`: what
-    frameworks are to be told besides. What routed experts there are is as in `ExpertLayers`.
+    goes through the head once more. `beside`: parameters in no layer and no table, such as positions. All kinds that
+    route to experts have as many.
 
     ValueError for a model without layers, and for two kinds with one name.
 
@@ -62,7 +62,6 @@ class Model(Ends):
     bytes_each: int = 2
     predictors: tuple[Kind, ...] = ()
     beside: int = 0
-    lacks: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("width", "sequence", "bytes_each"):
@@ -121,6 +120,10 @@ class Model(Ends):
     def _flops(self) -> dict[str, float]:
         return {kind.name: kind.flops(self.sequence) for kind in self.kinds}
 
+    @cached_property
+    def _cuts(self) -> dict[int, tuple[int, ...]]:
+        return {}
+
     def work(self, samples: int) -> list[float]:
         """The FLOPs of each layer's forward."""
         return [self._flops[kind.name] * samples for kind in self.layers]
@@ -132,9 +135,11 @@ class Model(Ends):
 
     def cut(self, num_stages: int) -> tuple[int, ...]:
         """The layers of stages with equal work, the head's in the last one. ValueError for more stages than layers."""
-        work = self.work(1)
-        work[-1] += self.ends_work(1)
-        return partition(work, num_stages)
+        if num_stages not in self._cuts:
+            work = self.work(1)
+            work[-1] += self.ends_work(1)
+            self._cuts[num_stages] = partition(work, num_stages)
+        return self._cuts[num_stages]
 
     def long(self, experts: ExpertLayers | None) -> Model:
         """Itself. ValueError for experts that its layers don't have."""

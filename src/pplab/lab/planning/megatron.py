@@ -303,10 +303,10 @@ def check_line(x: Line) -> None:
 def uncounted(x: Line) -> Iterator[str]:
     """What of a line changes its step, and no plan counts."""
     if x.predicting:
-        yield "a predictor (MTP) isn't counted: its rank takes a layer and a head more for each"
+        yield "a predictor (MTP) is counted in a lab.Model that has it; else its rank takes a layer and a head more"
     yield from empty_stages(x.drawn)
     if x.frequency:
-        yield f"--moe-layer-freq {x.frequency} isn't counted: every layer is planned with experts"
+        yield f"--moe-layer-freq {x.frequency} is for a lab.Model to say: a Transformer has experts in every layer"
     if x.granularity == "selective":
         yield "selective recomputation isn't counted: less is held, and a little more computed"
 

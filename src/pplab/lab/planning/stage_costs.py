@@ -128,9 +128,16 @@ class Asked:
         own = self.experts is not None and not self.experts.whole
         return [part.sums + (part.routed.used * own if part.routed else 0) for part in kind.parts]
 
+    @cached_property
+    def copies(self) -> float:
+        """How long both all-to-alls of a layer take."""
+        if not self.experts:
+            return 0.0
+        return 2 * self.experts.all_to_all_time(self.model, self.machine, self.microbatch, self.layout)
+
     def times_of(self, kind: Kind) -> LayerTimes:
         """Of a layer cut over tensor and context ranks."""
-        model, machine, layout, experts = self.model, self.machine, self.layout, self.experts
+        model, machine, layout = self.model, self.machine, self.layout
         rate, link = machine.rate(layout), machine.ring_link(layout.groups("tp"))
         around = machine.link(layout.crosses("cp", machine.ranks_per_node))
         ring = 0.0
@@ -143,7 +150,7 @@ class Asked:
             kind.flops(model.sequence) * self.microbatch / rate,
             sum(all_reduce(layout.tp, n * self.boundary, link) for n in self.summed(kind)),
             (layout.cp - 1) * ring,
-            2 * experts.all_to_all_time(model, machine, self.microbatch, layout) if experts and kind.routed else 0,
+            self.copies if kind.routed else 0,
             self.touched_of(kind) / machine.hbm if machine.hbm else 0,
         )
 

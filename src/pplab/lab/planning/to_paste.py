@@ -7,16 +7,20 @@ by parsers of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
+from itertools import groupby
 from math import gcd
+from typing import Any
 
 from ...builders import build
 from ...errors import expect, unknown
 from ...schedule import Schedule
 from ..forms import CLASSES, check_order_of_losses, to_csv
 from ..streams import SENDS, sends_in
+from .kinds import Part
 from .launch_line import line_of
+from .layers import Model
 from .megatron import written
 from .planner import Plan
 from .torch_program import program
@@ -29,26 +33,100 @@ def flags(plan: Plan, framework: str) -> str:
     "torchtitan", its release 0.3.0, or "torchtitan-main", for "torch" a program that runs as it stands, on a small
     model in place of yours.
 
-    The data, the optimizer and what a `Transformer` doesn't say, such as norms and positions, are yours to add; for
+    The data, the optimizer and what a `Model` doesn't say, such as norms and positions, are yours to add; for
     torchtitan the whole model. Lines that begin with # MODEL: say what else the model of a config has, and lines that
-    begin with # say where the framework does
-    something else than was planned, and what a step is predicted to take then. ValueError where it can't run the plan:
-    what it has, or who has it instead.
+    begin with # say where the framework does something else than was planned, and what a step is predicted to take
+    then. ValueError where it can't run the plan: what it has, or who has it instead.
     """
     expect(Plan, plan=plan)
     if framework not in WRITERS:
         raise unknown("framework", framework, WRITERS)
-    return "".join(f"# MODEL: {each}\n" for each in plan.model.lacks) + WRITERS[framework](plan)
+    lacks = [] if framework == "torch" else _lacks(plan.long, framework)
+    return "".join(f"# MODEL: {each}\n" for each in lacks) + WRITERS[framework](plan)
+
+
+def _said(model: Model) -> dict[str, Mapping[str, Any]]:
+    """What its parts were made from, by their makers' names."""
+    return {part.name: part.said for kind in model.kinds for part in kind.parts}
+
+
+def _lacks(model: Model, framework: str) -> Iterator[str]:
+    """What its config says besides, and the framework's lines don't."""
+    for said in _said(model).values():
+        act, gated = said.get("act", ""), said.get("gated")
+        if act and ("gelu" in act if gated else "gelu" not in act and act != "relu2"):
+            yield f"its MLP's function is {act}, which is another than the line's"
+            break
+    if model.predictors and framework != "Megatron-LM":
+        yield f"{len(model.predictors)} of its layers predict further tokens (MTP), and none of these does"
+
+
+def _runs(model: Model, has: Callable[[Part], object]) -> str:
+    """Which layers have such a part, as Megatron-LM reads it: runs, and how often these repeat."""
+    found = [any(map(has, kind.parts)) for kind in model.layers]
+    length = next(n for n in range(1, len(found) + 1) if found == found[:n] * (len(found) // n))
+    runs = "+".join(f"[{int(each)}]*{len([*run])}" for each, run in groupby(found[:length]))
+    whole = f"({runs})*{len(found) // length}" if length < len(found) else runs
+    return f'"{whole}"'
+
+
+_LATENT = """
+--multi-latent-attention --qk-layernorm --kv-lora-rank {kv_rank} --qk-head-dim {nope} --qk-pos-emb-head-dim {rope}
+--v-head-dim {value}
+"""
+_SPARSE = "--dsa-indexer-n-heads {} --dsa-indexer-head-dim {} --dsa-indexer-topk {}"
+_DELTA = """
+--experimental-attention-variant gdn --linear-num-key-heads {key_heads} --linear-num-value-heads {value_heads}
+--linear-key-head-dim {key} --linear-value-head-dim {value} --linear-conv-kernel-dim {conv}
+"""
+
+
+def _of_layers(model: Model) -> dict[str, object]:
+    """Megatron-LM's flags for what its layers are made of, and whether to give them."""
+    said = _said(model)
+    if other := [name for name, sizes in said.items() if not sizes and name != "joins"]:
+        raise ValueError(
+            f"Megatron-LM's flags for {', '.join(other)} aren't known here: hybrids have layers and cut in "
+            "--hybrid-layer-pattern, and others need a spec; torchtitan's fields leave the model to you"
+        )
+    found: dict[str, object] = {"--swiglu": any(each.get("gated") for each in said.values())}
+    found["--squared-relu"] = any(each.get("act") == "relu2" for each in said.values())
+    if attends := said.get("attention"):
+        heads, kv_heads, each = (attends[name] for name in ("heads", "kv_heads", "head_width"))
+        found[f"--group-query-attention --num-query-groups {kv_heads}"] = kv_heads != heads
+        found[f"--kv-channels {each}"] = each * heads != model.width
+        found["--attention-output-gate"] = attends.get("gate")
+    if latent := said.get("latent"):
+        found[f"--q-lora-rank {latent['q_rank']}"] = latent["q_rank"]
+        found[_LATENT.format(**latent)] = True
+        found["--experimental-attention-variant dsa " + _SPARSE.format(*latent["index"] or "000")] = latent["index"]
+    if delta := said.get("delta"):
+        runs = _runs(model, lambda part: part.name == "delta")
+        found[f"{_DELTA.format(**delta)} --linear-attention-freq {runs}"] = True
+    windows = {part.window for kind in model.kinds for part in kind.parts if part.name == "attention"}
+    for window in sorted(windows - {None}):
+        if window < model.sequence:
+            runs = _runs(model, lambda part, window=window: part.window == window)
+            found[f'--window-size "({window - 1},0)" --window-attn-skip-freq {runs}'] = True
+    if routed := said.get("experts"):
+        found[f"--moe-layer-freq {_runs(model, lambda part: part.routed)}"] = "mlp" in said
+        found[f"--moe-shared-expert-intermediate-size {routed['shared']}"] = routed["shared"]
+    found[f"--mtp-num-layers {len(model.predictors)}"] = model.predictors
+    return found
 
 
 def _megatron(plan: Plan) -> str:
     layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
-    sends, model = _megatron_sends(rows), plan.model
+    sends, model = _megatron_sends(rows), plan.long
     if layout.axes[:2] != ["tp", "cp"]:
         raise ValueError(
             f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
         )
-    mlp, shards = model.mlp_width or 4 * model.width, plan.shard_optimizer or plan.zero
+    said, of_layers, shards = _said(model), _of_layers(model), plan.shard_optimizer or plan.zero
+    routed = said.get("experts", {"wide": 0, "shared": 0})
+    heads = next((sizes["heads"] for sizes in said.values() if "heads" in sizes), 1)
+    mlp = said["mlp"]["wide"] if "mlp" in said else experts.used * routed["wide"] + routed["shared"]
+    drawn = f"{written(plan.layers)[:-1]}{'m' * len(model.predictors)}L"
     each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
     even = len({*plan.layers}) == 1
     sharded, paired, divided = (plan.zero or 0) > 1, rows.name == "paired-1F1B", layout.tp * layout.cp > 1
@@ -57,17 +135,15 @@ def _megatron(plan: Plan) -> str:
     sizes = f"""\
 {one_queue}torchrun --nnodes {layout.num_ranks // each} --nproc-per-node {each} pretrain_gpt.py \\
   --num-layers {model.num_layers} --hidden-size {model.width} --ffn-hidden-size {mlp} --bf16 \\
-  --num-attention-heads {model.heads} --seq-length {model.sequence} --max-position-embeddings {model.sequence} \\
+  --num-attention-heads {heads} --seq-length {model.sequence} --max-position-embeddings {model.sequence} \\
   --micro-batch-size {plan.microbatch} --global-batch-size {plan.batch} \\
   --tensor-model-parallel-size {layout.tp} --context-parallel-size {layout.cp} \\
   --pipeline-model-parallel-size {layout.pp}"""
     more = {
-        f"--group-query-attention --num-query-groups {model.kv_heads}": model.kv_heads,
-        f"--kv-channels {model.head_width}": model.head_width,
-        "--swiglu": model.gated,
+        **of_layers,
         "--untie-embeddings-and-output-weights": not model.tied,
         f"--num-virtual-stages-per-pipeline-rank {stages}": even and stages > 1,
-        f'--pipeline-model-parallel-layout "{written(plan.layers)}"': not even,
+        f'--pipeline-model-parallel-layout "{drawn}"': not even,
         f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
         "--overlap-moe-expert-parallel-comm": paired,
         "--sequence-parallel": layout.tp > 1,
@@ -79,12 +155,10 @@ def _megatron(plan: Plan) -> str:
         "--grad-reduce-in-bf16": plan.state.gradients == 2,
     }
     if experts:
-        wide = mlp // (experts.used + experts.shared)
-        more[f"--moe-shared-expert-intermediate-size {experts.shared * wide}"] = experts.shared
         kind = "flex --moe-flex-dispatcher-backend deepep" if experts.once_per_node else "alltoall"
         sizes += f""" \\
   --num-experts {experts.count} --moe-router-topk {experts.used} --expert-model-parallel-size {experts.gpus} \\
-  --moe-ffn-hidden-size {wide} --moe-token-dispatcher-type {kind}"""
+  --moe-ffn-hidden-size {routed["wide"]} --moe-token-dispatcher-type {kind}"""
         more |= {
             "--moe-grouped-gemm --disable-bias-linear": True,  # else experts run one after another
             "--moe-router-pre-softmax": experts.used == 1,  # asserted
@@ -93,7 +167,7 @@ def _megatron(plan: Plan) -> str:
     remarks = _remarks(plan, sends=sends, recompute=tuple(min(n, again) for n in plan.layers))
     if divided and (sharded or paired):
         remarks += "# before Blackwell, Megatron-LM warns of tp and cp here: they want CUDA_DEVICE_MAX_CONNECTIONS=1\n"
-    line = " \\\n  ".join([sizes, *(flag for flag, said in more.items() if said)]) + "\n"
+    line = " \\\n  ".join([sizes, *(" ".join(flag.split()) for flag, is_so in more.items() if is_so)]) + "\n"
     line_of(re.sub("--use-megatron-fsdp.*", "", line), None, None)  # what Megatron-LM refuses
     return remarks + line
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from ...errors import expect, positive_int
@@ -39,7 +39,6 @@ class Transformer(Ends):
     keeps_scores: bool = False
     head_width: int | None = None
     tied: bool = False
-    lacks: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "width", "sequence", "bytes_each", "heads", "kv_heads", "mlp_width", "head_width"):
@@ -77,7 +76,7 @@ class Transformer(Ends):
         if experts:
             attends, forward = kind.parts
             kind = Kind("layer", (attends, experts.in_place_of(forward, self.width)))
-        ends = {name: getattr(self, name) for name in "width sequence vocabulary tied bytes_each lacks".split()}
+        ends = {name: getattr(self, name) for name in "width sequence vocabulary tied bytes_each".split()}
         return Model((kind,) * self.num_layers, **ends)
 
     @property

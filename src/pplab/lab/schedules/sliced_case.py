@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ...builders import build
-from ...errors import number, positive_int
+from ...errors import expect, number, positive_int
 from ...footprint import Memory
 from ...timeline import total
-from ..planning import Case, Entry, Ledger, in_gb
+from ..planning import Case, Entry, Ledger, Transformer, in_gb
 from .slices import Slices
 
 
@@ -37,6 +37,7 @@ def sliced_row(
     Seq1F1B, 4 slices, cut 9+9+8+6  16  4.60 s  92 %  70.7 GB       yes            $78.1 in 9.8 h
     """
     model, cutting = case.model, slices if isinstance(slices, Slices) else Slices.even(slices)
+    expect(Transformer, model=model)  # attention's share is of layers that are alike
     positive_int("num_microbatches", num_microbatches)
     sizes = {"num_ranks": case.num_ranks, "num_microbatches": num_microbatches * cutting.count}
     rows = build(schedule, **sizes, slices=cutting.count, **options)

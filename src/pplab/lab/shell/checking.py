@@ -136,9 +136,8 @@ def _layout(text: str, *_: object) -> tuple[str, list[str]]:
 
 def _config(text: str, *_: object) -> tuple[str, list[str]]:
     model, experts = read_config(json.loads(text), 4096)
-    whole = experts.parameters(model) if experts else model.parameters
-    found = f"{plural(model.num_layers, 'layer')}, {whole / 1e9:.4g} billion parameters"
-    return found + f", {model.parameters / 1e9:.4g} in use" * bool(experts), ["norms, biases, routers"]
+    found = f"{plural(model.num_layers, 'layer')} ({model.pattern}), {model.parameters / 1e9:.4g} billion parameters"
+    return found + f", {model.used / 1e9:.4g} in use" * bool(experts), ["norms, biases"]
 
 
 def _schedule(text: str, *_: object) -> tuple[str, list[str]]:

@@ -13,6 +13,7 @@ from ..planning import (
     Choice,
     ExpertLayers,
     Machine,
+    Model,
     Transformer,
     choose,
     flags,
@@ -59,7 +60,7 @@ def _degrees(text: str) -> tuple[int, ...]:
         raise argparse.ArgumentTypeError(f"{text!r}: expected one number, or several, such as 4,8") from None
 
 
-def model_of(text: str, sequence: int) -> tuple[Transformer, ExpertLayers | None]:
+def model_of(text: str, sequence: int) -> tuple[Transformer | Model, ExpertLayers | None]:
     """The model that the words describe: numbers with names, or what `read_config` reads. ValueError for others."""
     if "=" not in text:
         return read_config(text, sequence)
@@ -80,12 +81,12 @@ def _choose(given: argparse.Namespace) -> None:
     machine = machine_of(**{name: getattr(given, name) for name in names})
     asked = {name: value for name in _DEGREES if (value := getattr(given, name)) is not None}
     found = choose(model, machine, given.gpus, given.batch, experts=experts, **asked)
-    assumed = _assumed(experts.parameters(model) if experts else model.parameters, machine)
+    assumed = _assumed(model.long(experts).parameters, machine)
     told = [_told(found, given.flags)] if given.flags else []
     write(given, {"assumed": assumed} | found.to_dict(), [assumed, found, *told])
 
 
-def _assumed(parameters: int, machine: Machine) -> str:
+def _assumed(parameters: float, machine: Machine) -> str:
     """What the table's numbers come from, whether somebody gave it or a name stands for it."""
     inside, between = machine.inside.bandwidth / 1e9, machine.between.bandwidth / 1e9
     return (
