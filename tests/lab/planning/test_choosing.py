@@ -296,6 +296,7 @@ def test_a_model_by_numbers_names_what_is_missing(capsys):
         ("layers=12,width=3.5", "width=3.5 says nothing"),
         ("layers=12,width=64,gated=yes", "gated=yes says nothing of a model: .*true or false for gated"),
         ("layers=12,width=64,layers=true", "layers=true says nothing"),
+        ("layers=12,width=64,layers=24", "layers is said twice: say it once, got layers=12"),
     ):
         assert main(["choose", model, *ASKED[1:]]) == 1
         assert re.search(error, capsys.readouterr().err), model

@@ -8,6 +8,7 @@ import re
 import sys
 import warnings
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -284,6 +285,7 @@ def test_unlike_layers_are_read_from_configs():
             LLAMA | {"model_type": "llama", "num_experts": 8, "num_experts_per_tok": 2},
             "its fields say 47.49 billion parameters, and transformers builds 8.03 billion; layer 0, full.experts, is",
         ),
+        (LLAMA | {"more": reduce(lambda inner, _: {"a": inner}, range(5000), 1)}, "language model's config: Recursion"),
         (7, "source must be a config, its fields, a config.json, its folder or OWNER/NAME, got 7"),
     ],
 )
@@ -292,7 +294,7 @@ def test_what_cannot_be_read_is_refused(source, said):
         read_config(source, 4096)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "\xff", "{"])
+@pytest.mark.parametrize("text", ["", "[1]", "\xff", "{", "[" * 50_000])
 def test_a_file_of_something_else_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(ValueError, match="config.json must have a config's fields, as JSON, got .*: fetch it again"):

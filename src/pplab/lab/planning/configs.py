@@ -44,9 +44,10 @@ def read_config(source: object, sequence: int) -> tuple[Model, ExpertLayers | No
     30.5 billion parameters, 3.0 in use
     """
     positive_int("sequence", sequence)
-    found = printable_in(_fields(source))
-    kind = found.get("model_type", "this model")
+    found, kind = _fields(source), "this model"
     try:
+        found = printable_in(found)
+        kind = found.get("model_type", kind)
         model = _counted(json.dumps(found, default=str), sequence)
     except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{shown(source)} isn't a language model's config: {error!r}") from None
@@ -119,7 +120,7 @@ def _fields(source: object) -> dict[str, Any]:
             ) from None
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         found = error
     if not isinstance(found, dict):
         raise ValueError(f"{path} must have a config's fields, as JSON, got {shown(found)}: fetch it again")

@@ -69,6 +69,8 @@ def model_of(text: str, sequence: int) -> tuple[Transformer | Model, ExpertLayer
         if not re.fullmatch(rf"({_NUMBERS.replace(', ', '|')})=\d+|(gated|tied)=(true|false|1|0)", pair):
             raise ValueError(f"{pair} says nothing of a model: expected {_BY_NUMBERS}")
         name, _, value = pair.partition("=")
+        if _IN_FULL.get(name, name) in shape:
+            raise ValueError(f"{name} is said twice: say it once, got {text}")
         shape[_IN_FULL.get(name, name)] = int({"true": 1, "false": 0}.get(value, value))
     if lacking := {"num_layers", "width"} - shape.keys():
         raise ValueError(f"a model by numbers needs {' and '.join(sorted(lacking)).replace('num_', '')}, got {text}")
