@@ -113,3 +113,6 @@ def test_models_that_cannot_be_are_refused(layers, message):
         Model(layers, WIDTH, TOKENS)
     with pytest.raises(ValueError, match="a token uses 8 of 64, got ExpertLayers"):
         lab.plan(MODEL, NODE, lab.Layout(), 8, experts=lab.ExpertLayers(8, 2))
+    fewer = Kind("fewer", (ATTENTION, replace(SPREAD, routed=Routed(32, 8, EXPERT))))
+    with pytest.raises(ValueError, match="kinds that route to experts must have as many, .* got"):
+        lab.plan(Model((ROUTED, fewer), WIDTH, TOKENS), NODE, lab.Layout(), 8)

@@ -12,7 +12,6 @@ from .kinds import Kind, Part, Routed
 from .layers import Model
 
 _BESIDE = re.compile("vision|audio|visual|image|img")  # what sees or hears
-_WHOLE = re.compile(r"router|(^|\.)gate\.|_a_proj|shared_expert_gate|indexer")  # what every tensor rank has
 _SCANS = re.compile("ssm|mamba|linear|conv|recurrent|lstm")  # work that is no matrix of the layer
 
 
@@ -104,19 +103,18 @@ def _flops(torch: Any, net: Any, length: int) -> dict[str, int]:
 def _part(layer: Any, line: float, pairs: int, config: Any, said: str) -> Part:
     """A layer as one part, of whose weights a token is multiplied by `line`."""
     width, heads = config.hidden_size, getattr(config, "num_attention_heads", 0) or 0
-    spread = whole = matrices = plain = kept = 0
+    spread = matrices = small = kept = 0
     count = 1
     for name, each in layer.named_parameters():
         number = re.search(r"experts\.(\d+)\.", name)
         if "shared" not in name and (number or ("experts" in name and each.dim() == 3)):
             spread += each.numel()
             count = max(count, int(number[1]) + 1 if number else each.shape[0])
-            continue
-        plain += each.numel()
-        if each.dim() == 2:  # it keeps what its matrices write and read, where that isn't read by several
+        elif each.dim() == 2:  # it keeps what its matrices write and read, where that isn't read by several
             matrices += each.numel()
             kept += each.shape[0] + each.shape[1] * (each.shape[1] != width)
-        whole += each.numel() * (each.dim() != 2 or bool(_WHOLE.search(name)))
+        else:
+            small += each.numel()
     routed, rest = None, line - matrices
     scans = _SCANS.search(f"{said} {type(layer).__name__} {[*vars(config)]}".lower())
     if spread:
@@ -128,15 +126,18 @@ def _part(layer: Any, line: float, pairs: int, config: Any, said: str) -> Part:
         routed = Routed(count, chosen, each)
         kept += chosen * round(each / width + width)
     if rest < -0.1 * line or (rest > 0.1 * line and not scans):
-        raise Unread(f"a layer of {type(layer).__name__} multiplies {rest / line:+.0%} beside its weights: count it")
+        raise Unread(
+            f"a layer of {type(layer).__name__} multiplies {rest / line:+.0%} beside its weights: give lab.Model its "
+            "layers"
+        )
     keys = 2 * (getattr(config, "num_key_value_heads", 0) or heads)
     keys *= getattr(config, "head_dim", None) or width // max(heads, 1)
     window = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}.get(said.partition("_")[0], "")
     return Part(
         "layer",
-        plain - whole,
-        whole,
-        plain - matrices - min(rest, 0),
+        matrices,
+        small,
+        small - min(rest, 0),
         pairs,
         getattr(config, window, None),
         round(2 * max(rest, 0)),

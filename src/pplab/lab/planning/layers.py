@@ -94,9 +94,13 @@ class Model(Ends):
 
     @cached_property
     def experts(self) -> ExpertLayers | None:
-        """Its experts, on one GPU."""
-        routed = next((kind.routed for kind in self.kinds if kind.routed), None)
-        return routed and ExpertLayers(routed.count, routed.used, 1)
+        """Its experts, on one GPU. ValueError where kinds have other numbers of them, which aren't planned."""
+        found = {(kind.routed.count, kind.routed.used) for kind in self.kinds if kind.routed}
+        if len(found) > 1:
+            raise ValueError(
+                f"kinds that route to experts must have as many, of which a token uses as many, got {found}"
+            )
+        return ExpertLayers(*found.pop(), 1) if found else None
 
     @cached_property
     def parameters(self) -> float:

@@ -89,8 +89,7 @@ def _of_layers(model: Model) -> dict[str, object]:
             f"Megatron-LM's flags for {', '.join(other)} aren't known here: hybrids have layers and cut in "
             "--hybrid-layer-pattern, and others need a spec; torchtitan's fields leave the model to you"
         )
-    found: dict[str, object] = {"--swiglu": any(each.get("gated") for each in said.values())}
-    found["--squared-relu"] = any(each.get("act") == "relu2" for each in said.values())
+    found: dict[str, object] = {}
     if attends := said.get("attention"):
         heads, kv_heads, each = (attends[name] for name in ("heads", "kv_heads", "head_width"))
         found[f"--group-query-attention --num-query-groups {kv_heads}"] = kv_heads != heads
@@ -108,6 +107,8 @@ def _of_layers(model: Model) -> dict[str, object]:
         if window < model.sequence:
             runs = _runs(model, lambda part, window=window: part.window == window)
             found[f'--window-size "({window - 1},0)" --window-attn-skip-freq {runs}'] = True
+    found["--swiglu"] = any(each.get("gated") for each in said.values())
+    found["--squared-relu"] = any(each.get("act") == "relu2" for each in said.values())
     if routed := said.get("experts"):
         found[f"--moe-layer-freq {_runs(model, lambda part: part.routed)}"] = "mlp" in said
         found[f"--moe-shared-expert-intermediate-size {routed['shared']}"] = routed["shared"]
