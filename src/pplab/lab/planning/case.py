@@ -15,7 +15,6 @@ from ...schedule import Schedule
 from ...timeline import Timeline, total
 from ..forms import Table
 from .expert_layers import ExpertLayers
-from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
 from .state import State
@@ -40,7 +39,7 @@ class Case:
     3.27
     """
 
-    model: Transformer | Model = LLAMA_3_8B
+    model: Transformer | Any = LLAMA_3_8B  # or a Model
     num_ranks: int = 4  # GPUs, on a machine each
     memory_gb: float = 85.5  # of a GPU, as its driver tells: of an H100 "of 80 GB" 81,559 MiB; 1 GB is 10^9 bytes
     reserve_gb: float = 5.5  # of it, for CUDA's context, NCCL's buffers and what the allocator can't use: an assumption

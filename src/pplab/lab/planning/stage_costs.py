@@ -76,7 +76,7 @@ class LayerTimes:
 class Asked:
     """What a plan was asked for, and from it what stages take and hold."""
 
-    model: Transformer | Model
+    model: Transformer | Any  # or a Model
     machine: Machine
     layout: Layout
     layers: tuple[int, ...]  # of each stage
