@@ -8,8 +8,8 @@ import json
 import warnings
 from pathlib import Path
 
-from pplab.lab.planning.by_fields import CHECKED
-from pplab.lab.planning.by_meta import Unread, by_meta
+from pplab.lab.planning.config_fields import CHECKED
+from pplab.lab.planning.config_on_meta import Unread, by_meta
 
 FILE = Path(__file__).with_name("families.json")
 SEQUENCE = 2048

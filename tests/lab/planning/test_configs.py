@@ -18,7 +18,7 @@ from pplab import lab
 from pplab.lab import ExpertLayers, Model, Transformer, read_config
 from pplab.lab.models import data
 from pplab.lab.planning import configs
-from pplab.lab.planning.by_fields import CHECKED, by_fields
+from pplab.lab.planning.config_fields import CHECKED, by_fields
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -16,8 +16,8 @@ from typing import Any
 from ...errors import positive_int, shown
 from ...optional import bring
 from ..forms import printable_in
-from .by_fields import by_fields
-from .by_meta import Unread, by_meta
+from .config_fields import by_fields
+from .config_on_meta import Unread, by_meta
 from .expert_layers import ExpertLayers
 from .layers import Model
 

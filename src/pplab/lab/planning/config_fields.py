@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import positive_int
-from .by_meta import Unread
+from .config_on_meta import Unread
 from .kinds import Kind, Part, attention, delta, experts, latent, mamba, mlp
 from .layers import Model
 
