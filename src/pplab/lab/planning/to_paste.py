@@ -1,7 +1,7 @@
 """A plan as what a framework has to be told.
 
-Flags and fields are those of Megatron-LM d98e8a64, torchtitan 0.3.0 and b5bcd76c, and torch 2.10 to 2.15. Tests read them back
-by parsers of their own.
+Flags and fields are those of Megatron-LM d98e8a64, torchtitan 0.3.0 and b5bcd76c, and torch 2.10 to 2.15. Tests read
+them back by parsers of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .torch_program import program
 from .torch_rules import torch_refuses
 from .ways import planned_again
 
-PER_EDGE = "  # with torch 2.15, set TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1: no message then waits for a third rank's"
+PER_EDGE = "  # with torch 2.15, set TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1, or messages share one queue"
 
 
 def flags(plan: Plan, framework: str) -> str:
