@@ -179,7 +179,8 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
             if sends:
                 left = partial(at_once["isend"], tensor.detach(), peer, group)
                 work = groups.in_turn(group, peer, left, lambda: None)
-                weakref.finalize(tensor, lambda: work.done.done() or groups.GONE.append(work)).atexit = False
+                if name == "isend":  # after `send` memory is given away in the stream's order
+                    weakref.finalize(tensor, lambda: work.done.done() or groups.GONE.append(work)).atexit = False
             else:
                 once = name == "irecv" and streams.ASKED[tensor.shape, tensor.dtype] < 2
                 assert not once, "a message to new memory: who made it may wait for the GPU"

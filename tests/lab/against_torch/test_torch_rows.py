@@ -150,7 +150,8 @@ def test_torchs_classes_refuse_what_the_table_of_rules_says():
                     refused = False
                 except ValueError:
                     refused = True
-                assert refused == bool(lab.torch_refuses(name, 2, M)), (name, M)
+                of_old = name == "GPipe" and M < 2 and torch.__version__ < "2.11"
+                assert refused == (of_old or bool(lab.torch_refuses(name, 2, M))), (name, M)
     finally:
         dist.destroy_process_group()
 
