@@ -80,8 +80,8 @@ ALSO = [
     ("preload.py", "gc.disable()", 'gc.disable(); __import__("torch").cuda.is_available()'),
     (
         "runtime/comm.py",
-        "tensors = tuple(view.to(self.device, copy=True) for view in views)\n",
-        "views = [*views]; slot.memory[0] = 0; tensors = tuple(view.to(self.device, copy=True) for view in views)\n",
+        "tensors = tuple(view.to(self.device, copy=True) for view in views)",
+        "views = [*views]; slot.memory[0] = 0; tensors = tuple(view.to(self.device, copy=True) for view in views)",
     ),
     ("runtime/process_groups.py", "self.sending.append((work, tensor))", "self.sending.append((work, None))"),
     ("runtime/gpu.py", '"timeout": 2 * patience', '"timeout": patience'),
