@@ -22,7 +22,7 @@ from pplab.runtime.pool import versions
 _LITTLE = 2**32  # bytes: what ranks of one GPU share is some GB of messages
 SUPPORTED = {
     "python": ((3, 11), (3, 14)),
-    "torch": ((2, 10), (2, 13)),
+    "torch": ((2, 10), (2, 15)),
     "transformers": ((5, 17), None),
 }  # from, and to where there is an end
 

@@ -36,6 +36,7 @@ class Work:
 
 
 LOST: list[Work] = []  # transfers that nobody waited for
+GONE: list[Work] = []  # those whose tensor nobody kept until it had left
 QUEUES: dict[tuple, SimpleQueue] = {}  # a group's transfers with a peer, one after the other
 
 
@@ -43,6 +44,7 @@ def in_turn(group: object, peer: int, start, land) -> Work:
     """Put a transfer behind those that the group has with this peer: `start` starts it, `land` is done when it is there
     and waited for."""
     assert not LOST, "a transfer that nobody waited for: the compute stream may be ahead of it"
+    assert not GONE, "a tensor that was sent, and freed before it had left"
     if (group, peer) not in QUEUES:
         queue = QUEUES[group, peer] = SimpleQueue()
         threading.Thread(target=_run, args=(queue,), daemon=True).start()

@@ -33,9 +33,20 @@ def cudaHostUnregister(ptr: int) -> int:
     return 0 if PINNED.pop(ptr, 0) else 713
 
 
+def block(ptr: int) -> tuple[int, int]:
+    """The pinned memory there: its address and bytes, or zeros."""
+    return next((each for each in PINNED.items() if each[0] <= ptr < sum(each)), (0, 0))
+
+
+def check_slot(ptr: int) -> None:
+    """A slot's first byte is 1 while its message may be read."""
+    start, count = block(ptr)
+    assert not count or ctypes.string_at(start, 1) == b"\1", "a slot that its sender may fill while it is read"
+
+
 def unchanged(ptr: int) -> Callable[[], None]:
     """What a GPU does that reads pinned memory later: then this memory must be as it is now."""
-    start, count = next((each for each in PINNED.items() if each[0] <= ptr < sum(each)), (0, 0))
+    start, count = block(ptr)
     now = ctypes.string_at(start, count) if count else b""
 
     def read() -> None:

@@ -13,6 +13,7 @@ import functools
 import inspect
 import os
 import sys
+import weakref
 from functools import partial
 from types import SimpleNamespace
 
@@ -63,6 +64,7 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
         made = streams.touch(to(self, *map(on_cpu, arguments), **placed))
         if not any(map(is_gpu, (*arguments, *options.values()))):
             return made
+        pinned.check_slot(self.data_ptr())
         if options.get("non_blocking", len(arguments) > 2 and arguments[2]):
             streams.HERE.stream.put(pinned.unchanged(self.data_ptr()))
         return kernels.upload(self, made)
@@ -137,6 +139,8 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
             return new_group(ranks, timeout, backend, pg_options, **options)
         first = {name: streams.FIRST.get(name) for name in streams.SETTINGS}
         assert first == streams.SETTINGS, f"CUDA started with {streams.FIRST}"
+        patience = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+        assert timeout is None or timeout > patience, "NCCL's watchdog kills the process before the pool gives up"
         made = new_group(ranks, timeout, "gloo", **options)
         if made is not dist.GroupMember.NON_GROUP_MEMBER:
             own = options.get("group_desc") == "torch's own"  # of its pipelining, which asks for no fewer
@@ -173,7 +177,10 @@ if count and "resource_tracker" not in " ".join(sys.orig_argv):  # Python's own 
                 return at_once[name](**given)
             peer = given["dst" if sends else "src"]
             if sends:
-                work = groups.in_turn(group, peer, partial(at_once["isend"], tensor, peer, group), lambda: None)
+                left = partial(at_once["isend"], tensor.detach(), peer, group)
+                work = groups.in_turn(group, peer, left, lambda: None)
+                if name == "isend":  # after `send` memory is given away in the stream's order
+                    weakref.finalize(tensor, lambda: work.done.done() or groups.GONE.append(work)).atexit = False
             else:
                 once = name == "irecv" and streams.ASKED[tensor.shape, tensor.dtype] < 2
                 assert not once, "a message to new memory: who made it may wait for the GPU"

@@ -197,7 +197,9 @@ def test_csv_takes_text_files_and_lowered_files(tmp_path):
     path = tmp_path / "a schedule.csv"
     path.write_text(text)
     assert lab.read_csv(path) == lab.read_csv(str(path)) == s
-    lowered = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+    lowered = (
+        "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0WAIT_SEND_F0,0REDUCE_GRAD,0WAIT_REDUCE_GRAD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
+    )
     assert lab.to_csv(lab.read_csv(lowered)) == "0F0,0B0\n1F0,1B0\n"
 
 

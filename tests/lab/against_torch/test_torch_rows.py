@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,9 @@ from pplab import lab
 from pplab.lab import lower_by_torch, take_steps
 from pplab.lab.forms import CLASSES
 from pplab.runtime import Job, Pool, RankContext, RankError, make_job
+from pplab_course import spine
+
+PAGE = Path(__file__).parents[3] / "book/torch.md"
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +150,8 @@ def test_torchs_classes_refuse_what_the_table_of_rules_says():
                     refused = False
                 except ValueError:
                     refused = True
-                assert refused == bool(lab.torch_refuses(name, 2, M)), (name, M)
+                of_old = name == "GPipe" and M < 2 and torch.__version__ < "2.11"
+                assert refused == (of_old or bool(lab.torch_refuses(name, 2, M))), (name, M)
     finally:
         dist.destroy_process_group()
 
@@ -162,3 +168,11 @@ def test_what_torchs_classes_name_in_a_trace(pool):
     # rank 1 computes next to nothing, and waits for rank 0's forward
     for spans, name in ((gpipe[1], "Forward {}"), (rows[1], "PP:1F{}")):
         assert max(spans[name.format(m)] for m in range(4)) > 20
+
+
+def test_the_program_with_which_the_page_on_pytorch_begins_trains(tmp_path):
+    (tmp_path / "train.py").write_text(re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)[1])
+    ran = spine.run(tmp_path / "train.py", 2, limit_s=60)
+    assert ran.failure is None, ran
+    losses = [*map(float, re.findall(r"loss (\S+)", "".join(report.printed for report in ran.reports)))]
+    assert len(losses) == 3 and losses == sorted(losses, reverse=True)

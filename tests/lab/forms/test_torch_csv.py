@@ -15,6 +15,8 @@ def torch_runtime(s: pp.Schedule):
     runtime.pipeline_order = {}
     runtime.pp_group_size, runtime._num_stages, runtime._n_microbatches = s.num_ranks, s.num_stages, s.num_microbatches
     runtime._stages, runtime._defer_pp_recv = [], False
+    runtime._unshard_lookahead, runtime._max_active_stages = "full", 3  # these from torch 2.15 on
+    runtime._defer_reduce_grad_wait, runtime._max_outstanding_sends = False, None
     return runtime
 
 

@@ -770,7 +770,7 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
     }
     said = "\n".join(problems(worse))
     for words in (
-        "torch is 2.9.1, and pplab is tested with 2.10 to 2.13",
+        "torch is 2.9.1, and pplab is tested with 2.10 to 2.15",
         "python is 3.15.0, and pplab is tested with 3.11 to 3.14",
         "5.17 on",
         "by MPS only",
@@ -778,7 +778,7 @@ def test_facts_of_a_box_and_what_they_mean(gpu):
         "already",
     ):
         assert words in said
-    assert "torch is 2.14.0" in problems({**box, "versions": {**box["versions"], "torch": "2.14.0"}})[0]
+    assert "torch is 2.16.0" in problems({**box, "versions": {**box["versions"], "torch": "2.16.0"}})[0]
 
 
 @pytest.mark.parametrize("form", [2, None])

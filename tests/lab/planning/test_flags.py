@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from torch.distributed.pipelining import schedules
+from torch.torch_version import TorchVersion
 
 import pplab as pp
 from pplab import lab
@@ -317,6 +318,20 @@ SMALL = lab.Transformer(num_layers=5, width=64, sequence=16, vocabulary=256, hea
 
 
 @pytest.mark.slow
+def test_torch_2_15_is_told_to_keep_a_queue_for_each_pair_of_ranks():
+    text = lab.flags(lab.plan(SMALL, NODE, lab.Layout(pp=2), 8, 2, cut=[3, 2]), "torch")
+    lines = text[text.index("if device.type ==") : text.index("sizes =")]
+    asked: list[str] = []
+    for version, kind in (("2.14.1+cu130", "cuda"), ("2.15.0", "cpu"), ("2.15.0+cu132", "cuda")):
+        on = SimpleNamespace(type=kind), SimpleNamespace(__version__=TorchVersion(version))
+        exec(lines, {"device": on[0], "torch": on[1], "dist": SimpleNamespace(init_process_group=asked.append)})
+    assert asked == ["nccl-lazy"]
+    per_edge = "TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1"
+    for layout, cut in ((lab.Layout(pp=2), [3, 2]), (lab.Layout(dp=2), None)):
+        titan = lab.flags(lab.plan(SMALL, NODE, layout, 16, 2, cut=cut), "torchtitan")
+        assert (per_edge in titan) == (layout.pp > 1)
+
+
 @pytest.mark.parametrize(("layout", "how"), [
     (lab.Layout(pp=2), {"sends": "both wait", "cut": [3, 2], "recompute": [2, 0]}),
     (lab.Layout(pp=2, dp=2, order="tp-pp-dp"), {"schedule": "ZB-H1", "cut": [2, 3], "shard_optimizer": True}),

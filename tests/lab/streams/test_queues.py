@@ -25,9 +25,10 @@ def test_torchs_order_never_deadlocks_and_queues_only_cost(rng):
     costs = random_costs(rng, s.num_stages, s.num_ranks, queues=False)
     rows = lower_by_torch(s)
     assert compute_of(rows).rows == s.rows
-    times = [lab.simulate_lowered(rows, costs, queue=queue).makespan for queue in QUEUES]
-    assert times == sorted(times, reverse=True)
-    assert times[-1] == pp.simulate(s, costs).makespan
+    at_once, *between, apart = (lab.simulate_lowered(rows, costs, queue=queue).makespan for queue in QUEUES)
+    direction, *finer = between
+    assert [at_once, *finer, apart] == sorted([at_once, *finer, apart], reverse=True)
+    assert at_once >= direction >= apart == pp.simulate(s, costs).makespan
 
 
 @pytest.mark.parametrize(("P", "M"), [(3, 6), (4, 8), (5, 10), (8, 16)])
@@ -41,7 +42,7 @@ def test_a_front_loaded_receive_makes_the_warm_up_a_round_trip(P, M):
 
 def test_what_it_costs():
     rows = lower_by_torch(pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8))
-    assert [lab.simulate_lowered(rows, queue=queue).makespan for queue in QUEUES] == [70, 57, 57, 57]
+    assert [lab.simulate_lowered(rows, queue=queue).makespan for queue in QUEUES] == [70, 69, 57, 57, 57]
     slow = pp.Costs(latency=1)
     assert lab.simulate_lowered(rows, slow).makespan > pp.simulate(compute_of(rows), slow).makespan
 

@@ -93,7 +93,7 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
         with autocast(device, job.options.autocast), ExitStack() as learning:
             with torch.no_grad():
                 learning.enter_context(listening())  # torch runs the stages once more, to learn their shapes
-            inputs = batch.inputs if 0 in rank.modules else ()
+            inputs = [x.contiguous() for x in batch.inputs] if 0 in rank.modules else ()  # torch 2.11 refuses others
             runner.step(*inputs, **({"target": batch.target} if last else {}), **batch.context)
         for item in schedule.rows[context.rank]:
             # By itself torch runs the halves of an overlap in turn.

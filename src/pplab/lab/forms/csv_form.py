@@ -23,7 +23,7 @@ from ...schedule import Schedule
 from ...text import parse
 from .safe_text import printable
 
-_LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|WAIT_SEND_F|WAIT_SEND_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
+_LOWERED = re.compile(r"\d+(SEND|RECV|WAIT_SEND)_[FB]\d+|\d+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD)")
 
 _HINTS = (
     "write one action per cell, without headers, or leave the cell blank",

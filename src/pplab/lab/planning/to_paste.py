@@ -1,7 +1,7 @@
 """A plan as what a framework has to be told.
 
-Flags and fields are those of Megatron-LM d98e8a64, torchtitan 0.3.0 and b5bcd76c, and torch 2.13. Tests read them back
-by parsers of their own.
+Flags and fields are those of Megatron-LM d98e8a64, torchtitan 0.3.0 and b5bcd76c, and torch 2.10 to 2.15. Tests read
+them back by parsers of their own.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from .planner import Plan
 from .torch_program import program
 from .torch_rules import torch_refuses
 from .ways import planned_again
+
+PER_EDGE = "  # with torch 2.15, set TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1, or messages share one queue"
 
 
 def flags(plan: Plan, framework: str) -> str:
@@ -216,7 +218,7 @@ parts = [[f"layers.{{next(layers)}}" for _ in range(n)] for n in {plan.layers}]
 parts[0].insert(0, "tok_embeddings")
 parts[-1] += ["norm", "lm_head"]
 parallelism = ParallelismConfig(
-    pipeline_parallel_degree={layout.pp},
+    pipeline_parallel_degree={layout.pp},{PER_EDGE * (layout.pp > 1)}
     {cut},
     pipeline_parallel_schedule="{name or unnamed}",  # says also which rank has a stage
     pipeline_parallel_schedule_csv={"rows" if writes else None},

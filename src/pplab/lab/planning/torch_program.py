@@ -63,6 +63,8 @@ class Stage(nn.Module):
 
 
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
+if device.type == "cuda" and torch.__version__ >= "2.15":
+    dist.init_process_group("nccl-lazy")  # "nccl" would put all messages of a rank in one queue
 sizes = {{"pp": len(STAGES), "dp": {replicas}}}
 axes = {("dp", "pp") if axes.index("dp") > axes.index("pp") else ("pp", "dp")}
 mesh = init_device_mesh(device.type, [sizes[axis] for axis in axes], mesh_dim_names=axes)

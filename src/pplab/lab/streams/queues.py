@@ -13,7 +13,7 @@ from functools import cache
 from itertools import chain
 from typing import Any
 
-from ...actions import COMPUTE, SEND_B, SEND_F, Action, B, F, Overlap, parts
+from ...actions import COMPUTE, RECV_F, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
 from ...deps import incoming, other_end, outgoing
 from ...errors import ScheduleError, expect, unknown
@@ -24,10 +24,11 @@ from ...timeline import Span, Timeline
 from ..forms import cells_of
 from .items import Items
 
-QUEUES = ("rank", "pair", "channel", "none")
+QUEUES = ("rank", "direction", "pair", "channel", "none")
 _WHOSE = {
     "channel": "direction between two ranks",
     "pair": "pair of ranks (NCCL's, of single messages)",
+    "direction": "rank and direction, forward or backward (torch 2.14's, if asked)",
     "rank": "rank (NCCL's, of torch's batches)",
 }
 End = tuple[int, Action]  # of a message: a rank, and what it posts
@@ -124,9 +125,10 @@ def simulate_lowered(
     queue only the head is on the way, from when both its send and its receive are at the head of their queues; that
     takes the link's latency and what the bandwidth says. Nothing is buffered. `queue`:
 
-    - "rank": all of a rank's messages in one queue, as torch's batches stand on the group's stream;
-    - "pair": one for each pair of ranks, as torch's single sends and receives with NCCL;
-    - "channel": one for each direction of a pair;
+    - "rank": all of a rank's messages in one queue, as with NCCL in torch 2.10, 2.11 and, by default, 2.15;
+    - "pair": one for each pair of ranks, as with NCCL in torch 2.12 to 2.14, and with "nccl-lazy" in 2.15;
+    - "channel": one for each direction of a pair, as torch 2.15 has it if asked, and a pool of pplab's on GPUs;
+    - "direction": one for activations and one for gradients, whoever the peer is, as torch 2.14 has it if asked;
     - "none": a message leaves when it is made, as in `simulate`.
 
     `waits`: sends at which the rank stands still until the message has arrived. Receives that are posted with a send
@@ -168,6 +170,7 @@ class Flow:
                 self.items.new(need=number)
                 self.items.new()
                 names = {"rank": (), "pair": (peer,), "channel": (peer, _is_send(item)), "none": (item,)}
+                names["direction"] = (item.kind in (SEND_F, RECV_F),)
                 self.queues[rank, *names[queue]].append((rank, item))
                 self.others[rank, item] = peer, other_end(item)
         for end, other in self.others.items():

@@ -8,7 +8,7 @@ var pplabRows = (() => {
 
   // ---- text ----------------------------------------------------------------------------------------------------------
 
-  const LOWERED = /^(\d+(SEND_F|RECV_F|SEND_B|RECV_B|WAIT_SEND_F|WAIT_SEND_B)\d+|\d+(UNSHARD|RESHARD|REDUCE_GRAD))$/;
+  const LOWERED = /^(\d+(SEND|RECV|WAIT_SEND)_[FB]\d+|\d+(UNSHARD|RESHARD|(WAIT_)?REDUCE_GRAD))$/;
 
   /** The schedule of a text in torch's form: row i is rank i, blank cells and communication are left out. Blanks separate
    *  actions, too, and a line may begin with its rank, as `print(schedule)` writes it; a line about the whole is left out. */
