@@ -82,14 +82,15 @@ def by_hand(model, machine, gpus, batch, state=None):
 @pytest.mark.parametrize("state", [State(), State(2, 0, 0)])
 def test_nothing_that_a_search_by_hand_finds_is_faster(gpus, batch, memory, state):
     machine = replace(NODE, memory=memory)
-    found = choose(SMALL, machine, gpus, batch, state=state)
+    schedules = ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+    found = choose(SMALL, machine, gpus, batch, state=state, schedules=schedules)
     fastest = min(row.plan.step_s for row in found.rows)
     hand = [each.step_s for each in by_hand(SMALL, machine, gpus, batch, state)]
     assert hand and fastest <= 1.001 * min(hand)  # sends are waited for in choose, and not by hand
 
 
 def test_rows_fit_and_are_what_plan_says():
-    found = choose(SMALL, NODE, 8, 32)
+    found = choose(SMALL, NODE, 8, 32, state=State())
     for row in found.rows:
         assert row.plan.memory_bytes <= NODE.memory and row.over_bytes == 0
         assert row.plan.layout.num_ranks == 8 and sum(row.plan.layers) == 12
@@ -106,7 +107,7 @@ def test_rows_fit_and_are_what_plan_says():
 def test_layers_run_again_only_where_they_must():
     roomy = choose(SMALL, NODE, 8, 32, tp=1, dp=2).best.plan
     assert not any(roomy.recomputed)
-    tight = replace(NODE, memory=0.8 * roomy.memory_bytes)
+    tight = replace(NODE, memory=0.7 * roomy.memory_bytes)
     found = choose(SMALL, tight, 8, 32, tp=1, dp=2, schedules=["1F1B"]).best.plan
     assert any(found.recomputed) and found.memory_bytes <= tight.memory
     for stage, count in enumerate(found.recomputed):
@@ -150,7 +151,7 @@ def test_frozen_weights_fit_where_trained_ones_dont():
     assert found.advice.startswith("Pipeline: without one a step takes")
     trained = choose(model, cards, 4, 64)
     assert not trained.rows and trained.too_large[0].over_bytes > 0
-    with pytest.raises(ValueError, match=r"Nothing fits on 4 GPUs of 24.1 GB: the smallest needs .* State\(2, 0, 0\)"):
+    with pytest.raises(ValueError, match=r"Nothing fits on 4 GPUs of 23.2 GB: the smallest needs .* State\(2, 0, 0\)"):
         _ = trained.best
 
 
@@ -200,7 +201,7 @@ def test_the_command_prints_and_writes_the_same(capsys):
     told = "--memory 30GB --inside 300GB/s --flops 100TFLOP/s --ring 250GB/s --ports 1".split()
     assert main(["choose", *ASKED, *told]) == 0
     assumed, links, printed = capsys.readouterr().out.split("\n", 2)
-    assert printed == f"{choose(SMALL, replace(NODE, ring=250e9), 8, 32)}\n"
+    assert printed == f"{choose(SMALL, replace(NODE, ring=250e9, reserved=1.9 * 2**30), 8, 32)}\n"
     assert max(map(len, [assumed, links, *printed.splitlines()])) <= 100
     assert assumed == "0.735 billion parameters; a GPU reaches 100 TFLOP/s and has 30 GB for what is counted"
     assert re.findall(r"[\d.]+", links) == ["300", "4", "250", "10", "1"]
@@ -220,12 +221,12 @@ def test_chapter_12s_command_gives_its_table():
 
     printed, _ = on_64_gpus()
     assumed, _, rest = printed.split("\n", 2)
-    assert assumed == "70.6 billion parameters; a GPU reaches 400 TFLOP/s and has 80 GB for what is counted"
+    assert assumed == "70.6 billion parameters; a GPU reaches 400 TFLOP/s and has 76.97 GB for what is counted"
     table, line = output("choice"), output('print(lab.flags(typed.plan, "Megatron-LM"))')
-    assert table.count("FSDP") == 4 and rest.startswith(table) and rest.rstrip().endswith(line)
-    at_head = re.search(r"```text\n(.+)\n\.\.\.\n\n(.+?)\n```", "".join(CHAPTER[0]["source"]), re.DOTALL)
+    assert rest.startswith(table) and rest.rstrip().endswith(line)
+    at_head = re.search(r"```text\n(.+)\n\.\.\.\n```", "".join(CHAPTER[0]["source"]), re.DOTALL)
     names, first = at_head[1].split("\n", 1)
-    assert table.startswith(names) and first in table and line == at_head[2]
+    assert table.startswith(names) and first in table
 
 
 def test_help_says_what_is_taken_for_a_flag_that_is_left_out(capsys):
@@ -233,7 +234,7 @@ def test_help_says_what_is_taken_for_a_flag_that_is_left_out(capsys):
         main(["choose", "--help"])
     said, h100 = " ".join(capsys.readouterr().out.split()), machine_of("h100", 8, 50e9)
     assert f"(default: {h100.flops / 989e12:.1f} of its peak)" in said  # NVIDIA's data sheet
-    assert f"(default: {h100.memory / (81_559 * 2**20):.2f} of the GPU's)" in said  # nvidia-smi
+    assert f"(default: {h100.memory / (81_559 * 2**20):.1f} of the GPU's)" in said  # nvidia-smi
     assert "(default: one for each GPU)" in said
 
 
@@ -247,11 +248,11 @@ def test_the_command_says_what_to_paste(capsys):
 
 
 def test_what_to_paste_is_the_tables_first_row_and_says_what_the_framework_does_otherwise(capsys):
-    """The first row computes 6 of 12 layers again, where torchtitan computes all."""
-    assert main(["choose", *ASKED, "--memory", "4.5GB", "--flags", "torchtitan"]) == 0
+    """The first row computes 10 of 12 layers again, where torchtitan computes all."""
+    assert main(["choose", *ASKED, "--memory", "4.4GB", "--flags", "torchtitan"]) == 0
     table, _, told = capsys.readouterr().out.partition("\n# ")
     first = table[table.index("can't be told apart") :].splitlines()[1]
-    assert "12, 6 again" in first and first.startswith(told.partition(",")[0])
+    assert "12, 10 again" in first and first.startswith(told.partition(",")[0])
     assert "here it is recompute=(12,)\n# so a step is predicted to take" in told
 
 
@@ -315,11 +316,56 @@ def test_a_named_gpu_is_the_courses():
     """What chapter 12 says of its machine, and what the running case has, but for floating point."""
     found = machine_of("h100", 8, 50e9)
     assert (found.inside, found.between, found.ports) == (pp.Link(5e-6, 450e9), pp.Link(10e-6, 50e9), 8)
-    assert [found.flops, found.memory, found.ring] == pytest.approx([400e12, 80e9, 367e9], rel=1e-12)
-    case = lab.Case().machine
-    assert [found.flops, found.memory] == pytest.approx([case.flops, case.memory], rel=1e-12)
+    assert [found.flops, found.ring] == pytest.approx([400e12, 367e9], rel=1e-12)
+    assert found.flops == pytest.approx(lab.Case().machine.flops, rel=1e-12)
+    assert (found.memory, found.reserved) == (0.9 * 81_559 * 2**20, 1.9 * 2**30)  # a tenth is left free
     assert machine_of("h100", 8, 50e9, inside=225e9).ring == pytest.approx(367e9 / 2)
     assert machine_of("h100", 8, 50e9, ring=300e9, ports=2).ring_link([range(16)]).bandwidth == 100e9
+
+
+@pytest.mark.parametrize(
+    ("gpu", "per_node", "precision", "said"),
+    [
+        ("gb200", 8, "bf16", "GB200 isn't planned here: .*Megatron Bridge's docs/performance-summary.md"),
+        ("B300", 8, "fp8", "B300 isn't planned"),
+        ("h800", 8, "bf16", "H800 isn't planned here: .*DeepSeek-V3's report"),
+        ("MI300X", 8, "bf16", "MI300X isn't planned here: .*AMD"),
+        ("b200", 72, "bf16", "NVL72 isn't planned here"),
+        ("b200", 8, "nvfp4", "FP4 isn't planned here"),
+        ("a100", 8, "fp8", "fp8 on a GPU that has it, got 'fp8' on a100"),
+    ],
+)
+def test_what_nobody_compared_is_refused_with_where_to_look(gpu, per_node, precision, said):
+    with pytest.raises(ValueError, match=said):
+        machine_of(gpu, per_node, 50e9, precision=precision)
+
+
+def test_precision_and_a_host_say_what_a_gpu_reaches():
+    """In FP8 what NVIDIA's row of the 70 billion does; with a host, bytes are counted apart."""
+    assert machine_of("h100", 8, 50e9, precision="fp8").flops == pytest.approx(922.5e12)
+    apart = machine_of("h100", 8, 50e9, host=1.6e-3)
+    assert (apart.host, apart.hbm, apart.flops) == pytest.approx((1.6e-3, 0.9 * 3.35e12, 440e12))
+
+
+def test_it_decides():
+    """At most five rows, the fastest of them; what frameworks compile; context ranks by themselves from 8,192 on."""
+    found = choose(SMALL, NODE, 8, 32, unsure=Unsure(model=0.9))
+    assert len(found.equal) == 5 and found.more > 0 and f"{found.more} more rows can't be told apart" in found.advice
+    assert min(row.plan.step_s for row in found.rows) in [row.plan.step_s for row in found.equal]
+    assert found.best.plan.zero != 3 and "ZBVZeroBubble" not in str(found)
+    long = replace(SMALL, sequence=8192)
+    assert {row.plan.layout.cp for row in choose(long, NODE, 8, 32).rows} > {1}
+    assert {row.plan.layout.cp for row in choose(SMALL, NODE, 8, 32).rows} == {1}
+
+
+def test_what_no_cluster_has_ends_in_a_sentence():
+    for gpus, layers, batch, said in (
+        (10**9, 12, 32, "choose plans up to 131,072 GPUs and 1,000 layers, got 1,000,000,000 and 12"),
+        (8, 10**9, 32, "got 8 and 1,000,000,000"),
+        (8, 12, 10**9, "or need over 16,384 forwards"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            choose(replace(SMALL, num_layers=layers), NODE, gpus, batch)
 
 
 @pytest.mark.timed

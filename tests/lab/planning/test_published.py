@@ -221,3 +221,16 @@ def test_what_isnt_measured_leaves_plans_as_they_were():
     for layout in (Layout(4, 4, 4), Layout(16, 1, 4), Layout(1, 8, 8)):
         assert lab.plan(model, H100, layout, 64).costs == lab.plan(model, spelled, layout, 64).costs
     assert hash(H100) == hash(replace(spelled, ring=None))
+
+
+def test_chapter_12_opens_with_what_was_published():
+    """Every row's step and memory are those of its quote: tokens of a step over tokens a second of all GPUs."""
+    chapter = json.loads((ROOT / "notebooks" / "12_layout.ipynb").read_text())["cells"]
+    table = [line for line in "".join(chapter[0]["source"]).splitlines() if line.startswith("|")][2:]
+    for line, row in zip(table, ASKED["recipes"], strict=True):
+        step = row["batch"] * row["sequence"] / row["tokens_per_s_per_gpu"] / row["gpus"]
+        assert f"| {step:.1f} s for {row['batch']:,} × {row['sequence']:,} tokens |" in line, line
+        assert f"| {row['peak_memory_gib'] or 'not published'}{' GiB' * bool(row['peak_memory_gib'])} |" in line
+        assert f"| {row['gpus']:,} " in line and f"{row['tokens_per_s_per_gpu']:,.0f}" in row["quote"].replace(
+            f" {row['tokens_per_s_per_gpu']:.0f} ", f" {row['tokens_per_s_per_gpu']:,.0f} "
+        )

@@ -22,9 +22,9 @@ from .layout import Layout, Machine, at_degree
 from .planner import Plan
 from .state import State
 from .transformer import Transformer, expect_model
-from .ways import Degrees, Task, order, planned_again, polished
+from .ways import MOST_FORWARDS, Degrees, Task, Way, order, planned_again, polished
 
-SCHEDULES = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+SCHEDULES = ("1F1B", "Interleaved1F1B")  # that Megatron-LM and torch have, and torch compiles
 _AXES = "tp cp pp dp ep".split()
 _GROUPS = {  # the rows by what can be said of them
     "equal": "can't be told apart; the first by a rule, and take what you have:",
@@ -32,7 +32,10 @@ _GROUPS = {  # the rows by what can be said of them
     "too_large": "too large:",
 }
 _SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan isn't planned
-_FINALISTS, _SHOWN = 3, 12
+_FINALISTS, _SHOWN, _EQUAL = 3, 10, 5
+_LONG = 8192  # tokens of a sequence from which context ranks are tried
+_MOST_GPUS, _MOST_LAYERS = 2**17, 1000
+_MOST_ACTIONS, _MOST_SENT = 800_000, 12_000  # simulated in all, and with sends that are waited for: ten seconds
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ class Choice:
     equal: tuple[Candidate, ...]  # those that can't be told apart from the fastest
     slower: tuple[Candidate, ...]
     too_large: tuple[Candidate, ...]
+    more: int = 0  # that can't be told apart either, and aren't listed
 
     @property
     def rows(self) -> tuple[Candidate, ...]:
@@ -145,8 +149,8 @@ class Choice:
 
     @property
     def best(self) -> Candidate:
-        """The first: of those that can't be told apart, the one with the fewest GPUs of a replica, FSDP last.
-        ValueError where nothing fits."""
+        """The first: of those that can't be told apart, the one that computes nothing again with the fewest GPUs of a
+        replica, FSDP last. ValueError where nothing fits."""
         if not self.rows:
             raise ValueError(self.advice)
         return self.rows[0]
@@ -180,7 +184,8 @@ class Choice:
             return f"{what}: {others} nothing that fits is among the fastest."
         if not other.slower:
             what = "Whether to pipeline can't be told"
-        return f"{what}: {others} a step takes {other.plan.step_s / first.plan.step_s - 1:.0%} longer."
+        also = f" {self.more} more rows can't be told apart." * (self.more > 0)
+        return f"{what}: {others} a step takes {other.plan.step_s / first.plan.step_s - 1:.0%} longer.{also}"
 
     def __str__(self) -> str:
         return "\n".join([*self._titled(str(self.table).splitlines(), 1, "{}"), self.advice])
@@ -207,7 +212,7 @@ def choose(
     batch: int,
     *,
     tp: Degrees = (1, 2, 4, 8),
-    cp: Degrees = 1,
+    cp: Degrees | None = None,
     ep: Degrees = 1,
     dp: Degrees | None = None,
     microbatch: Degrees = 1,
@@ -219,29 +224,41 @@ def choose(
     """The fastest ways to train `model` on so many `gpus`, `batch` sequences a step.
 
     Given are the degrees of tensor, context, expert and data parallelism, one or several each; the rest of the GPUs
-    are stages. Sought are stages and microbatches, a cut that weighs the head, the fewest layers that compute again
-    so that it fits, and the schedule; a pipeline's optimizer is sharded (ZeRO-1), and its ranks wait for sends as
-    Megatron-LM's do, where it has the schedule. A layout without stages is the fastest that `fsdp_plan` finds.
-    `microbatch` is of pipelines; without one it is what is fastest.
+    are stages. Context ranks that are left out are 1, from 8,192 tokens on 1, 2 and 4. Under tensor ranks experts stay
+    whole (Megatron-LM's `--expert-tensor-parallel-size 1`). Sought are stages and microbatches, a cut that weighs the
+    head, the fewest layers that compute again so that it fits, and the schedule; a pipeline's optimizer is sharded
+    (ZeRO-1), and its ranks wait for sends as Megatron-LM's do, where it has the schedule and that has no more than
+    12,000 actions. "ZBVZeroBubble" is tried only where `schedules` name it, because Megatron-LM lacks it and torch
+    doesn't compile it. A layout without stages is the fastest that `fsdp_plan` finds. `microbatch` is of pipelines;
+    without one it is what is fastest. A `state` that is left out has 8 bytes for each logit.
 
     Two layouts can't be told apart when the ratio of their steps may be either side of 1 with the machine's numbers
-    off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count there.
+    off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count there. Five of those are listed, the
+    fastest among them.
 
-    Raises ValueError for experts that a model doesn't have, and where no layout divides the model, the batch and the
-    GPUs: it says why not.
+    Raises ValueError for experts that a model doesn't have, for more GPUs or layers than anybody has, and where no
+    layout divides the model, the batch and the GPUs: it says why not. Pipelines with over 16,384 forwards aren't
+    planned. Where all of the rest would take over some ten seconds, those with the smallest estimates are planned.
 
     >>> from pplab import Link
     >>> node = Machine(8, Link(5e-6, 450e9), Link(10e-6, 50e9), flops=400e12, memory=80e9)
     >>> found = choose(Transformer(32, 4096, 4096, heads=32, vocabulary=128000), node, 8, batch=64)
     >>> found.best.plan.layout, len(found.equal)
-    (Layout(tp=1, pp=1, dp=8, order='tp-dp-pp', cp=1), 4)
+    (Layout(tp=1, pp=1, dp=8, order='tp-dp-pp', cp=1), 3)
     """
     unsure = unsure or Unsure()
     expect(Unsure, unsure=unsure)
     expect_model(model)
     experts = experts or model.experts
     expect(Machine, machine=machine)
-    task = Task(model, machine, positive_int("gpus", gpus), positive_int("batch", batch), state or State())
+    task = Task(model, machine, positive_int("gpus", gpus), positive_int("batch", batch), state or State(logits=8))
+    if gpus > _MOST_GPUS or model.num_layers > _MOST_LAYERS:
+        raise ValueError(
+            f"choose plans up to {_MOST_GPUS:,} GPUs and {_MOST_LAYERS:,} layers, got {gpus:,} and "
+            f"{model.num_layers:,}: give numbers that a cluster and a model can have"
+        )
+    if cp is None:
+        cp = (1, 2, 4) if model.sequence >= _LONG else 1
     degrees = tp, cp, ep, range(1, gpus + 1) if dp is None else dp, microbatch
     what = f"{plural(gpus, 'GPU')} and {plural(batch, 'sequence')}"
     best: dict[tuple, Plan] = {}  # of each layout and schedule
@@ -253,31 +270,36 @@ def choose(
             tell(f"moving single layers of layout {turn + 1} of {_FINALISTS}")
             fitting[turn] = polished(each)
         whole = [each for each in fitting[_SHOWN:] if each.zero][:1]
-        large = sorted((each for each in best.values() if not each.fits), key=attrgetter("memory_bytes"))
+        large = [] if fitting else sorted(best.values(), key=attrgetter("memory_bytes"))
         rows, too_large = (_compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + whole, large[:3]))
     split = sum(not row.slower for row in rows)
-    return Choice(gpus, rows[:split], rows[split:], too_large)
+    first, others = rows[: _EQUAL - 1], sorted(rows[_EQUAL - 1 : split], key=lambda row: row.plan.step_s)
+    equal = (*first, *others[:1]) if split > len(first) else rows[:split]
+    return Choice(gpus, equal, rows[split:], too_large, split - len(equal))
 
 
-def _planned(ways: Iterable[tuple[float, Callable[[], Plan]]], what: str, tell: Callable[[str], None]) -> list[Plan]:
+def _planned(ways: Iterable[Way], what: str, tell: Callable[[str], None]) -> list[Plan]:
     """The plans of all ways that may be among the fastest. ValueError where there are none: why."""
     found: list[Plan] = []
-    refused, fastest = [], inf
+    refused, fastest, actions = [], inf, 0
     ordered = sorted(ways, key=itemgetter(0))
     for turn, (_, planned) in enumerate(ordered, 1):
         worth = bisect_right(ordered, _SLACK * fastest, key=itemgetter(0))  # fewer with every faster plan
-        if turn > worth:
+        if turn > worth or (actions > _MOST_ACTIONS and fastest < inf):
             break
         tell(f"planning layout {turn} of {worth}")
         try:
-            found.append(planned())
+            found.append(planned(fastest < inf))
         except ValueError as error:
             refused.append(str(error))
             continue
+        actions += len(found[-1].timeline.schedule.columns.kinds)
         if found[-1].fits:
             fastest = min(fastest, found[-1].step_s)
     if not found:
-        why = mode(refused or ["they don't divide by the degrees that are given"])
+        why = mode(
+            refused or [f"they don't divide by the degrees that are given, or need over {MOST_FORWARDS:,} forwards"]
+        )
         raise ValueError(f"no layout of {what} can be: {why}")
     return found
 
@@ -286,7 +308,8 @@ def _as_sent(found: Plan) -> Plan:
     """The plan with the sends of Megatron-LM, where it has the schedule."""
     rows = found.timeline.schedule
     sends = sends_in("Megatron-LM", rows.name, rows.num_ranks, rows.num_microbatches)
-    return found if sends == found.sends else planned_again(found, sends=sends)
+    alike = sends == found.sends or len(rows.columns.kinds) > _MOST_SENT
+    return found if alike else planned_again(found, sends=sends)
 
 
 def _compared(plans: Sequence[Plan], unsure: Unsure, tell: Callable[[str], None]) -> tuple[Candidate, ...]:
@@ -307,12 +330,14 @@ def _compared(plans: Sequence[Plan], unsure: Unsure, tell: Callable[[str], None]
 
 
 def _preferred(row: Candidate) -> tuple:
-    """Those that can't be told apart first, by the GPUs of a replica, then tensor ranks: of 65 published sets that way
-    chose best (book/published.md). It fails for ZeRO-3, whose gathers may not hide as assumed: behind the others."""
-    layout = row.plan.layout
+    """Those that can't be told apart first: what computes nothing again, by the GPUs of a replica, then tensor ranks.
+    Of 65 published sets that way chose best (book/published.md). It fails for ZeRO-3, whose gathers may not hide as
+    assumed: behind the others. So are experts whose copies leave a box."""
+    found, layout = row.plan, row.plan.layout
     if row.slower:
-        return 1, row.plan.step_s
-    return 0, row.plan.zero == 3, layout.num_ranks // layout.dp, layout.tp, row.plan.step_s
+        return 1, found.step_s
+    far = found.experts is not None and found.experts.gpus > found.machine.ranks_per_node
+    return 0, found.zero == 3, any(found.recomputed), far, layout.num_ranks // layout.dp, layout.tp, found.step_s
 
 
 def _short(layers: Iterable[int]) -> str:

@@ -149,7 +149,7 @@ class Machine:
 
     def ring_link(self, groups: Iterable[Sequence[int]]) -> Link:
         """What a ring through the ranks of each group has for a link: the slowest on its way."""
-        nodes = [Counter(rank // self.ranks_per_node for rank in group) for group in groups]
+        nodes = _nodes(tuple(map(tuple, groups)), self.ranks_per_node)
         inside = Link(self.inside.latency, self.ring or self.inside.bandwidth)
         if all(len(ranks) == 1 for ranks in nodes):
             return inside
@@ -161,6 +161,12 @@ class Machine:
         if self.ports == 1 or not filled:
             return self.between
         return Link(self.between.latency, min(inside.bandwidth, self.ports * self.between.bandwidth))
+
+
+@lru_cache(maxsize=512)
+def _nodes(groups: Iterable[Sequence[int]], ranks_per_node: int) -> list[Counter[int]]:
+    """How many ranks of each group a node has."""
+    return [Counter(rank // ranks_per_node for rank in group) for group in groups]
 
 
 def at_degree(table: Mapping[int, float], degree: int, otherwise: float) -> float:

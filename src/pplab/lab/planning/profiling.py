@@ -62,9 +62,9 @@ def profiled(
         if not isinstance(own.forward, Sequence) or len(own.forward) < 2:
             raise ValueError(f"costs must be of several stages, to tell how these differ, got {shown(own)}")
         layers = layers_of(model, len(own.forward), cut)
-        layout, unlike = Layout(tp, len(layers)), (0,) * len(layers)
+        layout, again = Layout(tp, len(layers)), (0,) * len(layers)
         size = positive_int("microbatch", size)
-        runs.append(_Run(Asked(model, machine, layout, layers, unlike, size, size, None, State(), False, ""), own))
+        runs.append(_Run(Asked(model, machine, layout, layers, again, size, size, None, State(), False, ""), own))
     small, large = (each(runs, key=lambda run: run.asked.microbatch) for each in (min, max))
     hbm = machine.hbm
     if small is not large:

@@ -16,12 +16,14 @@ from .fsdp import fsdp_plan
 from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
-from .stage_costs import all_reduce
+from .stage_costs import Asked, all_reduce
 from .state import State
 from .transformer import Transformer
 
 Degrees = int | Iterable[int]  # one, or several to choose from
+Way = tuple[float, Callable[[bool], Plan]]  # an estimate in seconds, and what plans it, told whether it must fit
 _MOST_STAGES = 5  # of a rank
+MOST_FORWARDS = 2**14  # of a pipeline
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,8 @@ class Task:
     batch: int
     state: State
 
-    def ways(
-        self, degrees: Iterable[Degrees], schedules: Iterable[str], experts: ExpertLayers | None
-    ) -> Iterator[tuple[float, Callable[[], Plan]]]:
-        """Every way with these `degrees` of tensors, context, experts and data, and these sizes of microbatches: an
-        estimate of its step in seconds, and what plans it."""
+    def ways(self, degrees: Iterable[Degrees], schedules: Iterable[str], experts: ExpertLayers | None) -> Iterator[Way]:
+        """Every way with these `degrees` of tensors, context, experts and data, and these sizes of microbatches."""
         model, machine, num_layers = self.model, self.machine, self.model.num_layers
         tps, cps, eps, dps, sizes = map(_several, degrees)
         if not experts and eps != (1,):
@@ -55,29 +54,36 @@ class Task:
             M, rest = divmod(self.batch, dp * b)
             if rest or not M:
                 continue
-            layout, spread = Layout(tp, pp, dp, cp=cp), experts and replace(experts, gpus=ep, whole=cp * dp % ep > 0)
+            layout = Layout(tp, pp, dp, cp=cp)
+            spread = experts and replace(experts, gpus=ep, whole=tp > 1 and ep > 1)
             link = machine.ring_link(layout.groups("tp"))
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
             launched = machine.host * num_layers / pp * (M if pp > 1 else 1)  # FSDP's microbatches may be larger
             for builder in map(find, schedules if pp > 1 else ["naive"]):
-                for V in (V for V in _stages_per_rank(builder) if pp * V <= num_layers):
+                for V in (V for V in _stages_per_rank(builder) if pp * V <= num_layers and pp * V * M <= MOST_FORWARDS):
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
                     busy = work / machine.rate(layout) / pp / dp + sums + touched / self.gpus
                     estimate = max(busy, launched) * (1 + ramps)
                     yield estimate, partial(self.planned, layout, b, builder, V, spread)
 
-    def planned(self, layout: Layout, b: int, builder: Builder, V: int, experts: ExpertLayers | None) -> Plan:
-        """The plan with the better of an even cut and one that weighs the head; without a pipeline the fastest one."""
+    def planned(
+        self, layout: Layout, b: int, builder: Builder, V: int, experts: ExpertLayers | None, must_fit: bool
+    ) -> Plan:
+        """The plan with a cut that weighs the head; without a pipeline the fastest one. ValueError for what must fit
+        and doesn't, before it is simulated."""
         given = self.model, self.machine, layout, self.batch
         if layout.pp == 1:
             return fsdp_plan(*given, state=self.state, experts=experts)
         options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
         rows = builder(layout.pp, self.batch // layout.dp // b, **options)
-        cuts = {_weighed(self.model, rows)}
-        if self.model.num_layers % rows.num_stages == 0:
-            cuts.add((self.model.num_layers // rows.num_stages,) * rows.num_stages)
-        of = partial(plan, *given, b, schedule=rows, shard_optimizer=True, state=self.state, experts=experts)
-        return min((_fitted(partial(of, cut=cut), cut) for cut in cuts), key=order)
+        cut = _weighed(self.model, rows)
+        none = (0,) * rows.num_stages
+        asked = Asked(self.model, self.machine, layout, cut, none, self.batch, b, experts, self.state, True, "")
+        again = _recomputed(asked, rows)
+        if again is None and must_fit:
+            raise ValueError(f"{layout} doesn't fit, though all layers compute again")
+        how = {"schedule": rows, "cut": cut, "recompute": True if again is None else again, "shard_optimizer": True}
+        return plan(*given, b, state=self.state, experts=experts, **how)
 
 
 def order(found: Plan) -> tuple[bool, float]:
@@ -124,21 +130,27 @@ def _stages_per_rank(builder: Builder) -> Iterable[int]:
     return [2 if builder.placement == "V" else 1]
 
 
-def _fitted(of: Callable[..., Plan], cut: Sequence[int]) -> Plan:
-    """The plan that fits with the fewest layers that compute again on every rank; with all of them where none fits."""
-    found = of()
-    if found.fits or not (least := of(recompute=True)).fits:
-        return found if found.fits else least
-    rows, left = found.timeline.schedule, [*cut]  # layers that don't run again
-    while not found.fits:
-        for rank, (held, fewest) in enumerate(zip(found.held_bytes, least.held_bytes, strict=True)):
-            stages, over = rows.stages_of(rank), held - found.machine.memory
+def _recomputed(asked: Asked, rows: Schedule) -> list[int] | None:
+    """The fewest layers of each stage that compute again so that every rank fits; None where none do."""
+
+    def held(again: Sequence[int]) -> list[float]:
+        memory = replace(asked, recomputed=tuple(again)).stage_memory()
+        return [held + asked.machine.reserved for held in rows.peak_held(memory)]
+
+    again, room = [0] * rows.num_stages, asked.machine.memory
+    if max(now := held(again)) <= room:
+        return again
+    if max(least := held(asked.layers)) > room:
+        return None
+    while max(now) > room:
+        for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
+            stages, over = rows.stages_of(rank), most - room
             if over > 0:
-                some = sum(left[s] for s in stages)
-                for _ in range(min(some, max(1, int(some * over / max(held - fewest, 1))))):
-                    left[max(stages, key=left.__getitem__)] -= 1
-        found = of(recompute=[n - m for n, m in zip(cut, left, strict=True)])
-    return found
+                some = sum(asked.layers[s] - again[s] for s in stages)
+                for _ in range(min(some, max(1, int(some * over / max(most - fewest, 1))))):
+                    again[max(stages, key=lambda s: asked.layers[s] - again[s])] += 1
+        now = held(again)
+    return again
 
 
 def _weighed(model: Transformer | Model, rows: Schedule) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ _BY_NUMBERS = (
 _IN_FULL = {"layers": "num_layers", "mlp": "mlp_width"}  # what `Transformer` calls them
 _DEGREES = {
     "tp": "degrees of tensor parallelism to try, one or several (default: 1,2,4,8)",
-    "cp": "degrees of context parallelism to try, one or several (default: 1)",
+    "cp": "degrees of context parallelism to try, one or several (default: 1, and from 8,192 tokens on 1,2,4)",
     "ep": "degrees of expert parallelism to try, one or several (default: 1)",
     "dp": "degrees of data parallelism to try, one or several (default: all)",
     "microbatch": "numbers of sequences in a microbatch to try, one or several (default: 1)",
@@ -79,8 +79,11 @@ def model_of(text: str, sequence: int) -> tuple[Transformer | Model, ExpertLayer
 
 def _choose(given: argparse.Namespace) -> None:
     model, experts = model_of(given.model, given.sequence)
-    names = "gpu per_node between inside memory flops ring ports".split()
-    machine = machine_of(**{name: getattr(given, name) for name in names})
+    names = "gpu per_node between inside memory flops ring ports precision".split()
+    host = 8.8e-3 if experts and not given.flops else None
+    if given.host is not None:
+        host = given.host / 1e3
+    machine = machine_of(host=host, **{name: getattr(given, name) for name in names})
     asked = {name: value for name in _DEGREES if (value := getattr(given, name)) is not None}
     found = choose(model, machine, given.gpus, given.batch, experts=experts, **asked)
     assumed = _assumed(model.long(experts).parameters, machine)
@@ -96,6 +99,8 @@ def _assumed(parameters: float, machine: Machine) -> str:
         f"{machine.memory / 1e9:.4g} GB for what is counted\n"
         f"a GPU sends {inside:.4g} GB/s inside a box of {machine.ranks_per_node}, in a ring {machine.ring / 1e9:.4g}, "
         f"and {between:.4g} between boxes; ports of a box: {machine.ports}"
+        + f"; the host needs {1e3 * machine.host:g} ms a layer"
+        * (machine.host > 0)
     )
 
 
@@ -136,7 +141,7 @@ def _flags() -> tuple[Flag, ...]:
         flag("--ports", "number of a box's network ports (default: one for each GPU)", type=int),
         flag(
             "--memory",
-            "memory that training may use on each GPU, such as 75GB (default: 0.94 of the GPU's)",
+            "memory that training may use on each GPU, such as 75GB (default: 0.9 of the GPU's)",
             type=_amount(_BYTES, "80GB"),
             metavar="SIZE",
         ),
@@ -145,6 +150,14 @@ def _flags() -> tuple[Flag, ...]:
             "speed at which each GPU computes in training, such as 400TFLOP/s (default: 0.4 of its peak)",
             type=_amount(_FLOPS, "400TFLOP/s"),
             metavar="SPEED",
+        ),
+        flag("--precision", "precision of matrix products: bf16 or fp8", default="bf16"),
+        flag(
+            "--host",
+            "ms that the framework needs to launch a layer's forward and backward, such as 4.5 (default: 8.8 for a "
+            "mixture of experts, as in Megatron-LM without CUDA graphs, else not counted)",
+            type=float,
+            metavar="MS",
         ),
         flag("--batch", "number of sequences in a step", **needed),
         flag("--sequence", "number of tokens in a sequence", **needed),
