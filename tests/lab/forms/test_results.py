@@ -392,11 +392,11 @@ def test_what_pages_say_of_the_h100_is_recorded():
         "book/gpu.md": [
             f"{speed[1024]} TFLOP/s with 1,024 tokens, {speed[8192]} with 8,192 and {speed[32768]} with 32,768",
             f"$B$ took {of_f['B']} times as long as $F$, $I$ {of_f['I']} times and $W$ {of_f['W']} times",
-            f"at width 768, where the GPU set the pace, $I + W$ took {halves} times as long as autograd's own $B$",
+            f"At width 768, where the GPU set the pace, $I + W$ took {halves} times as long as autograd's own $B$",
             "{:.1f} GB/s out and {:.1f} back".format(*(row["alone_gb_per_s"] for row in pinned[:2])),
-            f"{copies[0]:.2f} to {copies[1]:.2f} times as long; both ways, {copies[2]:.2f} times",
+            f"{copies[0]:.2f} to {copies[1]:.2f} times as long, or {copies[2]:.2f} times with copies both ways",
             f"each takes {between(shared['mps'])} times as long as alone",
-            "In turns it is {:.2f} and {:.2f} times".format(*shared["turns"]),
+            "in turns {:.2f} and {:.2f} times".format(*shared["turns"]),
             f"errors from {100 * min(errors):.1f} to {100 * max(errors):+.1f} %",
         ],
         "notebooks/03_gpipe.ipynb": [
