@@ -1,7 +1,10 @@
-"""Checkers of the chapters' exercises: each takes an answer, accepts any right one, and explains a wrong one."""
+"""Checkers of the chapters' exercises: each takes an answer, accepts any right one, and explains a
+wrong one.
+"""
 
 from .verdict import Verdict
 
 __all__ = ["Verdict"]
 
-has_processes = True  # where there are none, as in the book's page, readers' files run on simulated ranks
+# where there are none, as in the book's page, readers' files run on simulated ranks
+has_processes = True

@@ -27,28 +27,40 @@ if TYPE_CHECKING:
 
 
 def actions_of(row: object) -> list:
-    """A row's actions: those of a text, whatever stands between and around them, and of a sequence of such texts, of
-    actions, which stay as they are, or of such sequences; TypeError for others."""
+    """A row's actions: those of a text, whatever stands between and around them, and of a sequence
+    of such texts, of actions, which stay as they are, or of such sequences; TypeError for others.
+    """
     if isinstance(row, str):
         return _plain(row).replace("[", " ").replace("]", " ").replace(",", " ").split()
     if isinstance(row, (Action, Overlap)):
         return [row]
     if not isinstance(row, Iterable):
         raise TypeError(f'expected a row of actions, such as ["0F0", "0B0"], got {row!r}')
-    return [each for item in row for each in (actions_of(item) if isinstance(item, (str, list, tuple)) else [item])]
+    return [
+        each
+        for item in row
+        for each in (actions_of(item) if isinstance(item, (str, list, tuple)) else [item])
+    ]
 
 
 def rows_of(rows: object) -> list[list]:
-    """The actions of each row: of a schedule, a text with a line, brackets or quotes for each rank, or rows as
-    `actions_of` takes them; TypeError for others."""
+    """The actions of each row: of a schedule, a text with a line, brackets or quotes for each rank,
+    or rows as `actions_of` takes them; TypeError for others.
+    """
     if isinstance(rows, str):
         rows = _quoted(rows)
     if isinstance(rows, str):
         text = _plain(rows)
         lines = re.findall(r"\[([^\[\]]*)\]", text) or text.splitlines()
-        rows = [line for line in (re.sub(r"(?i)^\s*rank \d+:?", "", each) for each in lines) if line.strip()]
+        rows = [
+            line
+            for line in (re.sub(r"(?i)^\s*rank \d+:?", "", each) for each in lines)
+            if line.strip()
+        ]
     if not isinstance(rows, (Schedule, Iterable)):
-        raise TypeError(f'expected a row of actions for each rank, such as [["0F0", "0B0"]], got {rows!r}')
+        raise TypeError(
+            f'expected a row of actions for each rank, such as [["0F0", "0B0"]], got {rows!r}'
+        )
     return [actions_of(row) for row in (rows.rows if isinstance(rows, Schedule) else rows)]
 
 
@@ -56,7 +68,9 @@ def _quoted(text: str) -> object:
     """The list of texts that a text holds, or lists of them; the text itself if it holds none."""
 
     def of_texts(found: object) -> bool:
-        return isinstance(found, str) or (isinstance(found, (list, tuple)) and all(map(of_texts, found)))
+        return isinstance(found, str) or (
+            isinstance(found, (list, tuple)) and all(map(of_texts, found))
+        )
 
     if "'" in text or '"' in text:
         with suppress(ValueError, SyntaxError):
@@ -73,8 +87,9 @@ def _plain(text: str) -> str:
 
 
 def whole(row: Iterable[object], rank: int | None = None) -> list[str]:
-    """The texts of a row's actions, all forwards and whole backwards; `Wrong` for others. Where a rank has one stage,
-    its own, "F0" and "f0" are "2F0" on rank 2."""
+    """The texts of a row's actions, all forwards and whole backwards; `Wrong` for others. Where a
+    rank has one stage, its own, "F0" and "f0" are "2F0" on rank 2.
+    """
     texts = []
     for action in row:
         given = str(action) if isinstance(action, (Action, Overlap)) else action
@@ -83,20 +98,26 @@ def whole(row: Iterable[object], rank: int | None = None) -> list[str]:
         if not re.fullmatch(r"\d+[FB]\d+", text):
             known = re.fullmatch(r"\d+[IW]\d+|.*OVERLAP.*|\d*(SEND|RECV)_[FB]\d+", text)
             raise Wrong(
-                f"{given!r} is not an action{' of this chapter' if known else ''}: expected a forward such as 0F3 or a "
+                f"{given!r} is not an action{' of this chapter' if known else ''}: expected a "
+                "forward such as 0F3 or a "
                 "backward such as 0B3"
             )
         texts.append(text)
     return texts
 
 
-# How `schedule_of` reads the row of a rank: before the chapter that cuts backwards in half, by `whole`.
+# How `schedule_of` reads the row of a rank: before the chapter that cuts backwards in half, by
+# `whole`.
 _READ: ContextVar[Callable[[list, int], list]] = ContextVar("read", default=lambda row, rank: row)
 
 
-def in_whole_backwards(stage_per_rank: bool) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
-    """Decorate a checker of a chapter before the one that cuts backwards in half, and before overlaps, schedules that
-    run both ways and replicas: answers have none of them, and errors offer none."""
+def in_whole_backwards(
+    stage_per_rank: bool,
+) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
+    """Decorate a checker of a chapter before the one that cuts backwards in half, and before
+    overlaps, schedules that run both ways and replicas: answers have none of them, and errors offer
+    none.
+    """
 
     def decorate(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
         @wraps(check)
@@ -108,7 +129,10 @@ def in_whole_backwards(stage_per_rank: bool) -> Callable[[Callable[..., Verdict]
                 _READ.reset(token)
             says = re.sub(r" \(or \d+I\d+ and \d+W\d+\)", "", verdict.says)
             says = re.sub(r", 2B0, 1I5, 1W5, or .*?OVERLAP_W_I", " or 2B0", says)
-            return Verdict(verdict.right, re.sub(r"(a stage has one rank); only .*? hold it again", r"\1", says))
+            return Verdict(
+                verdict.right,
+                re.sub(r"(a stage has one rank); only .*? hold it again", r"\1", says),
+            )
 
         return checked
 
@@ -120,11 +144,13 @@ def is_file(rows: object) -> bool:
     return isinstance(rows, str) and rows.strip().endswith(".csv")
 
 
-def schedule_of(rows: object, shape: tuple[int, int, int] | None = None, wanted: str = "") -> Schedule:
+def schedule_of(
+    rows: object, shape: tuple[int, int, int] | None = None, wanted: str = ""
+) -> Schedule:
     """The legal schedule that rows make; `Wrong` says what is wrong with them.
 
-    Takes what `rows_of` takes, and the name of a CSV file. Where it must have a `shape` (ranks, stages and
-    microbatches), `wanted` says so in words.
+    Takes what `rows_of` takes, and the name of a CSV file. Where it must have a `shape` (ranks,
+    stages and microbatches), `wanted` says so in words.
     """
     with told("", ValueError, TypeError, OSError):
         given = read_csv(rows.strip()) if is_file(rows) else rows
@@ -171,8 +197,8 @@ def builder(
 ) -> Verdict:
     """Check a function from (num_ranks, num_microbatches) to rows on several sizes.
 
-    `misfit` looks at the schedule's sizes and placement, `judge` at the simulated timeline, and each returns what is
-    wrong with it, or None. By default a schedule must have one stage per rank.
+    `misfit` looks at the schedule's sizes and placement, `judge` at the simulated timeline, and
+    each returns what is wrong with it, or None. By default a schedule must have one stage per rank.
     """
     misfit = misfit or _other_sizes
     for P, M in grid:
@@ -186,8 +212,8 @@ def builder(
 def _other_sizes(schedule: Schedule, num_ranks: int, num_microbatches: int) -> str | None:
     if shape_of(schedule) != (num_ranks, num_ranks, num_microbatches):
         return (
-            f"expected a stage on each of {num_ranks} ranks, and {num_microbatches} microbatches; your schedule has "
-            + sizes_of(schedule)
+            f"expected a stage on each of {num_ranks} ranks, and {num_microbatches} microbatches; "
+            "your schedule has " + sizes_of(schedule)
         )
     return None
 
@@ -208,9 +234,16 @@ def drawn(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 
 def trained(
-    schedule: Schedule, stages: Sequence[nn.Module], x: Tensor, y: Tensor, *extras: Extra, **options: object
+    schedule: Schedule,
+    stages: Sequence[nn.Module],
+    x: Tensor,
+    y: Tensor,
+    *extras: Extra,
+    **options: object,
 ) -> Run:
-    """A run of stages from x (B, ...) to y on processes of their own, its gradients compared with one process's."""
+    """A run of stages from x (B, ...) to y on processes of their own, its gradients compared with
+    one process's.
+    """
     from torch import nn
 
     from pplab.lab.models import Modules
@@ -222,9 +255,14 @@ def trained(
 
 
 def row_of(case: Case, answer: Mapping[str, object], num_microbatches: int) -> Entry:
-    """The ledger's row that a dict of what `Case.row` takes asks for, of so many microbatches unless it says others."""
+    """The ledger's row that a dict of what `Case.row` takes asks for, of so many microbatches
+    unless it says others.
+    """
     if "schedule" not in answer:
-        raise Wrong(f"which schedule? Expected the key schedule among {', '.join(map(str, answer)) or 'none'}")
+        raise Wrong(
+            "which schedule? Expected the key schedule among "
+            f"{', '.join(map(str, answer)) or 'none'}"
+        )
     with told("", ValueError, TypeError):
         row = case.row(**{"num_microbatches": num_microbatches, **answer})
     if row.timeline is None:
@@ -237,7 +275,9 @@ def told_bill(row: Entry, best: float, near: float) -> Verdict:
     bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
     if not row.fits:
         full = max(range(len(row.held_gb)), key=row.held_gb.__getitem__)
-        raise Wrong(f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
+        raise Wrong(
+            f"{bill}, but it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB"
+        )
     above = row.dollars - best
     if above > near:
         raise Wrong(f"it fits: {bill}, which is ${above:.2f} more than the best that we know")

@@ -16,7 +16,18 @@ from pplab.lab import Case, Transformer, partition
 from pplab.simulator import simulate
 
 from .answers import row_of, told_bill
-from .verdict import Verdict, Wrong, checker, number, one_or_several, readers_code, right, told, values_of, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    number,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    values_of,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,28 +46,48 @@ LLAMA_2_13B = Transformer(40, 5120, 4096, heads=40, mlp_width=13824, gated=True,
 
 
 def with_slow_gpu(slow: int, counts: Sequence[int]) -> tuple[float, list[float]]:
-    """A step in seconds, and the GB of each rank: the case under 1F1B, one of its GPUs half as fast."""
+    """A step in seconds, and the GB of each rank: the case under 1F1B, one of its GPUs half as
+    fast.
+    """
     rows = build("1F1B", num_ranks=4, num_microbatches=16)
     plan = Case().plan(rows, 16, cut=counts)
     times = {name: getattr(plan.costs, name) for name in DURATIONS}
-    slower = {n: [t * (1 + (r == slow)) for r, t in enumerate(x)] for n, x in times.items() if isinstance(x, tuple)}
-    return simulate(rows, replace(plan.costs, **slower)).makespan, [size / 1e9 for size in rows.peak_held(plan.memory)]
+    slower = {
+        n: [t * (1 + (r == slow)) for r, t in enumerate(x)]
+        for n, x in times.items()
+        if isinstance(x, tuple)
+    }
+    return simulate(rows, replace(plan.costs, **slower)).makespan, [
+        size / 1e9 for size in rows.peak_held(plan.memory)
+    ]
 
 
 @one_or_several
-@checker("the slow GPU's rank and four numbers of layers", lambda answer: isinstance(answer, (tuple, list)))
+@checker(
+    "the slow GPU's rank and four numbers of layers",
+    lambda answer: isinstance(answer, (tuple, list)),
+)
 def slow_gpu(answer: Sequence) -> Verdict:
-    """Where the slow one of the case's four GPUs stands, and how many of 32 layers each stage gets, under 1F1B."""
+    """Where the slow one of the case's four GPUs stands, and how many of 32 layers each stage gets,
+    under 1F1B.
+    """
     if len(answer) != 2 or answer[0] not in range(4):
-        return wrong(f"expected a rank from 0 to 3 and counts, such as (3, (8, 8, 8, 8)), got {answer!r}")
+        return wrong(
+            f"expected a rank from 0 to 3 and counts, such as (3, (8, 8, 8, 8)), got {answer!r}"
+        )
     _check_counts(answer[1], 4, 32)
     (step, held), (best, _) = with_slow_gpu(*answer), with_slow_gpu(*SLOW)
     for rank, gb in enumerate(held):
         if gb > (room := SLOW_GB if rank == answer[0] else 80):
             return wrong(f"{step:.2f} s, but rank {rank} would hold {gb:.1f} of its {room} GB")
     if step > 1.01 * best:
-        return wrong(f"it fits and takes {step:.2f} s, which is {step / best - 1:.0%} more than the best that we know")
-    return right(f"{step:.2f} s, {held[answer[0]]:.1f} GB on the slow one: its memory says what it can take")
+        return wrong(
+            f"it fits and takes {step:.2f} s, which is {step / best - 1:.0%} more than the best "
+            "that we know"
+        )
+    return right(
+        f"{step:.2f} s, {held[answer[0]]:.1f} GB on the slow one: its memory says what it can take"
+    )
 
 
 @one_or_several
@@ -80,7 +111,8 @@ def capped(answer: object) -> Verdict:
 
 @checker("what `pool.train(...)` returned", lambda answer: hasattr(answer, "gradients"))
 def fits(answer: object) -> Verdict:
-    """A measured run of 1F1B on 3 ranks whose ranks hold at most 10 MB of activations, with no needless recomputation.
+    """A measured run of 1F1B on 3 ranks whose ranks hold at most 10 MB of activations, with no
+    needless recomputation.
 
     The model is `models.gpt(batch_size=16)`, with 8 microbatches.
     """
@@ -91,7 +123,10 @@ def fits(answer: object) -> Verdict:
     if "8 layers of width 128" not in workload or "batch 16 x 128" not in workload:
         return wrong(f"expected models.gpt(batch_size=16), got {workload}")
     if answer.gradients is None:
-        return wrong("run it with check_gradients=True: fewer bytes are worth nothing if the gradients change")
+        return wrong(
+            "run it with check_gradients=True: fewer bytes are worth nothing if the gradients "
+            "change"
+        )
     if not answer.gradients.equal:
         return wrong(f"the gradients aren't those of one process: {answer.gradients}")
     try:
@@ -102,10 +137,16 @@ def fits(answer: object) -> Verdict:
     if most > LIMIT:
         rank = held.peak_bytes.index(most)
         return wrong(f"rank {rank} holds {most / 1e6:.1f} MB at its peak: let its stage recompute")
-    whole = [(size + again) * (3 - s) for s, (size, again) in enumerate(zip(held.bytes_of, again_of, strict=True))]
+    whole = [
+        (size + again) * (3 - s)
+        for s, (size, again) in enumerate(zip(held.bytes_of, again_of, strict=True))
+    ]
     needless = [s for s, again in enumerate(again_of) if again and whole[s] <= LIMIT]
     if needless:
-        return wrong(f"it fits; but stage {needless[0]} recomputes for nothing: it was below the limit without")
+        return wrong(
+            f"it fits; but stage {needless[0]} recomputes for nothing: it was below the limit "
+            "without"
+        )
     return right("ranks 0 and 1 recompute; rank 2 has one microbatch in flight and needn't")
 
 
@@ -128,16 +169,23 @@ def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
 
 @checker("a function of a module")
 def checkpointed(answer: object) -> Verdict:
-    """Write `stage(module)`: returns forward(m, x) and backward(m, gradient), and keeps only inputs between them.
+    """Write `stage(module)`: returns forward(m, x) and backward(m, gradient), and keeps only inputs
+    between them.
 
-    `forward` returns the output, `backward` the input's gradient; the weights' gradients accumulate. The module drops
-    activations out, and both forwards of a microbatch must drop the same ones.
+    `forward` returns the output, `backward` the input's gradient; the weights' gradients
+    accumulate. The module drops activations out, and both forwards of a microbatch must drop the
+    same ones.
     """
     import torch
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        layers = [torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8)]
+        layers = [
+            torch.nn.Linear(8, 8),
+            torch.nn.Tanh(),
+            torch.nn.Dropout(0.5),
+            torch.nn.Linear(8, 8),
+        ]
         plain = torch.nn.Sequential(*layers)
         module = deepcopy(plain)
         inputs, gradients = torch.randn(2, 4, 5, 8)
@@ -150,15 +198,21 @@ def checkpointed(answer: object) -> Verdict:
                 return wrong(f"microbatch {m}: expected the {what}, got {type(one).__name__}")
             if not torch.allclose(one, right_one, atol=1e-6):
                 return wrong(
-                    f"microbatch {m}: the {what} isn't that without recomputation; the second forward must draw the "
+                    f"microbatch {m}: the {what} isn't that without recomputation; the second "
+                    "forward must draw the "
                     "first one's random numbers, and leave them where they were"
                 )
     if saved:
-        return wrong(f"your forward leaves {saved} tensors with autograd: only the input may be kept")
+        return wrong(
+            f"your forward leaves {saved} tensors with autograd: only the input may be kept"
+        )
     for p, one in zip(plain.parameters(), module.parameters(), strict=True):
         if one.grad is None or not torch.allclose(one.grad, p.grad, atol=1e-5):
             return wrong("the gradients of the weights aren't the sums over all microbatches")
-    return right("the same outputs and gradients, and one input kept per microbatch in flight: M = 4, two in flight")
+    return right(
+        "the same outputs and gradients, and one input kept per microbatch in flight: M = 4, two "
+        "in flight"
+    )
 
 
 def _keeping(module: nn.Module) -> tuple[Callable, Callable]:
@@ -181,7 +235,8 @@ def _keeping(module: nn.Module) -> tuple[Callable, Callable]:
 def _in_1f1b_order(
     stage: tuple[Callable, Callable], inputs: Tensor, gradients: Tensor
 ) -> tuple[list[list[Tensor]], int]:
-    """Every microbatch's output and input gradient, in 1F1B's order with two in flight, and how many tensors it saved.
+    """Every microbatch's output and input gradient, in 1F1B's order with two in flight, and how
+    many tensors it saved.
 
     `inputs` and `gradients` have a row for each microbatch: (M, ...).
     """
@@ -209,21 +264,32 @@ def _in_1f1b_order(
 
 
 def tied_gb(answer: object) -> Verdict:
-    """Llama 3.2 3B, whose head is its embedding: what four ranks hold in all, at 18 bytes per parameter."""
-    model = Transformer(28, 3072, 8192, heads=24, kv_heads=8, mlp_width=8192, gated=True, vocabulary=128256)
+    """Llama 3.2 3B, whose head is its embedding: what four ranks hold in all, at 18 bytes per
+    parameter.
+    """
+    model = Transformer(
+        28, 3072, 8192, heads=24, kv_heads=8, mlp_width=8192, gated=True, vocabulary=128256
+    )
     table, one = 18 * model.table_parameters / 1e9, 18 * model.parameters / 1e9
     traps = {
         one - table: "that is with one table, or at 16 bytes: which ranks need it?",
-        one / 4.5: "that is the weights in single precision; with gradients and Adam's state it is 4.5 times as much",
+        one
+        / 4.5: "that is the weights in single precision; with gradients and Adam's state it is 4.5 "
+        "times as much",
         (one - table) / 4.5: "that is the weights in single precision, and the table once",
         one + 2 * table: "two of the four ranks look up a table or multiply with it, not all four",
     }
-    why = "3.21 billion parameters, and the 0.39 billion of the table once more: the first rank and the last have one"
+    why = (
+        "3.21 billion parameters, and the 0.39 billion of the table once more: the first rank and "
+        "the last have one"
+    )
     return number(answer, one, why, traps=traps, tolerance=2e-3)
 
 
 def pictures() -> MeasuredLayers:
-    """The profile of a model of pictures: what cuts them into patches keeps most of all for its backward."""
+    """The profile of a model of pictures: what cuts them into patches keeps most of all for its
+    backward.
+    """
     from pplab.lab import MeasuredLayers
 
     return MeasuredLayers(
@@ -237,7 +303,9 @@ def pictures() -> MeasuredLayers:
 
 
 def judged(name: str, counts: Sequence[int]) -> tuple[float, tuple[float, ...]]:
-    """A step in ms, and the bytes of both ranks, of `pictures()` on two ranks with 8 microbatches."""
+    """A step in ms, and the bytes of both ranks, of `pictures()` on two ranks with 8
+    microbatches.
+    """
     schedule = build(name, num_ranks=2, num_microbatches=8)
     held = list(schedule.peak_held(pictures().memory(counts)))
     for rank, weights in zip(schedule.placement, _sums(pictures().parameters, counts), strict=True):
@@ -258,15 +326,30 @@ def _fastest() -> float:
 
 
 def _too_full(held: Sequence[float]) -> int | None:
-    return next((rank for rank, (bytes_, card) in enumerate(zip(held, CARDS, strict=True)) if bytes_ > card), None)
+    return next(
+        (
+            rank
+            for rank, (bytes_, card) in enumerate(zip(held, CARDS, strict=True))
+            if bytes_ > card
+        ),
+        None,
+    )
 
 
 @one_or_several
-@checker("a pair of a schedule's name and its counts of layers", lambda answer: isinstance(answer, (tuple, list)))
+@checker(
+    "a pair of a schedule's name and its counts of layers",
+    lambda answer: isinstance(answer, (tuple, list)),
+)
 def pictures_cut(answer: Sequence) -> Verdict:
-    """`pictures()` on ranks with cards of 56 and 28 MB and 8 microbatches: the fastest schedule and counts that fit."""
+    """`pictures()` on ranks with cards of 56 and 28 MB and 8 microbatches: the fastest schedule and
+    counts that fit.
+    """
     if len(answer) != 2 or answer[0] not in CHOICES:
-        return wrong(f"expected one of {', '.join(CHOICES)} and counts, such as ('1F1B', (5, 5)), got {answer!r}")
+        return wrong(
+            f"expected one of {', '.join(CHOICES)} and counts, such as ('1F1B', (5, 5)), got "
+            f"{answer!r}"
+        )
     with told("", ValueError, TypeError, AttributeError):
         ms, held = judged(*answer)
     if (rank := _too_full(held)) is not None:
@@ -278,14 +361,23 @@ def pictures_cut(answer: Sequence) -> Verdict:
     return right(f"{ms:.0f} ms, {both} MB: no cut under these schedules is faster and fits")
 
 
-BEST_KNOWN = {"schedule": "ZB-V", "cut": (5, 5, 4, 1, 9, 6, 5, 5), "recompute": (3, 2, 1, 1, 1, 0, 0, 0)}
+BEST_KNOWN = {
+    "schedule": "ZB-V",
+    "cut": (5, 5, 4, 1, 9, 6, 5, 5),
+    "recompute": (3, 2, 1, 1, 1, 0, 0, 0),
+}
 NEAR = 2.5  # dollars above the best known
 
 
 @checker("a dict with schedule, cut and recompute", lambda answer: isinstance(answer, Mapping))
 def thirteen(answer: Mapping[str, object]) -> Verdict:
-    """The 13-billion shape on the case's machines, 16 sequences to a step: schedule, cut, layers to recompute."""
+    """The 13-billion shape on the case's machines, 16 sequences to a step: schedule, cut, layers to
+    recompute.
+    """
     if set(answer) != set(BEST_KNOWN):
-        return wrong(f"expected the keys {', '.join(BEST_KNOWN)}, got {', '.join(map(str, answer)) or 'none'}")
+        return wrong(
+            f"expected the keys {', '.join(BEST_KNOWN)}, got "
+            f"{', '.join(map(str, answer)) or 'none'}"
+        )
     row, best = (row_of(Case(model=LLAMA_2_13B), each, 16) for each in (answer, BEST_KNOWN))
     return told_bill(row, best.dollars, NEAR)

@@ -28,14 +28,20 @@ from .verdict import (
     wrong,
 )
 
-# A stage with a layer of experts, whose pieces take a unit each: half of F and a third of B is all-to-all.
+# A stage with a layer of experts, whose pieces take a unit each: half of F and a third of B is
+# all-to-all.
 MIXTURE = replace(Pieces().costs(build("naive", num_ranks=1, num_microbatches=1), 1), unit="")
 
 
 CAUSES = ("in turn", "nothing to hide", "network", "elsewhere")
 CLUSTERS = dict(zip("ABCD", CAUSES, strict=True))
 # In ms: F, B, the two with all experts on one GPU, and a pair
-TIMES = {"A": (40, 60, 20, 40, 99), "B": (22, 42, 20, 40, 61), "C": (70, 90, 20, 40, 103), "D": (40, 60, 20, 40, 62)}
+TIMES = {
+    "A": (40, 60, 20, 40, 99),
+    "B": (22, 42, 20, 40, 61),
+    "C": (70, 90, 20, 40, 103),
+    "D": (40, 60, 20, 40, 62),
+}
 
 TWICE_AS_LONG = Case(replace(LLAMA_3_8B, sequence=16384), gigabits=100, experts=ExpertLayers())
 BEST_KNOWN = {
@@ -48,7 +54,9 @@ NEAR = 2.0  # dollars
 
 
 def paired(rows: Iterable[Sequence]) -> list[list[Action | Overlap]]:
-    """The rows with every F that a B of another microbatch follows at once made one overlap with it."""
+    """The rows with every F that a B of another microbatch follows at once made one overlap with
+    it.
+    """
     made = []
     for row in rows:
         row, new = list(row), []
@@ -74,7 +82,9 @@ def pairs(answer: object) -> Verdict:
 
 @checker("a function of a schedule")
 def unfold(answer: object) -> Verdict:
-    """Write a function from a DualPipeV schedule (P ranks, M microbatches) to rows of DualPipe (2P ranks, 2M)."""
+    """Write a function from a DualPipeV schedule (P ranks, M microbatches) to rows of DualPipe (2P
+    ranks, 2M).
+    """
     for P, M in ((1, 2), (2, 4), (3, 7), (4, 8)):
         with told(f"from {P} ranks and {M} microbatches: "):
             schedule = schedule_from(answer, build("DualPipeV", num_ranks=P, num_microbatches=M))
@@ -89,7 +99,10 @@ def _unfolded(schedule: Schedule, P: int, M: int) -> str | None:
     if fault := _elsewhere(schedule, expected):
         return fault
     if (sent := num_messages(schedule)) != (least := num_messages(expected)):
-        return f"a microbatch goes through all {2 * P} ranks and back: yours sends {sent} messages, DualPipe {least}"
+        return (
+            f"a microbatch goes through all {2 * P} ranks and back: yours sends {sent} messages, "
+            f"DualPipe {least}"
+        )
     made, right_one = simulate(schedule, MIXTURE), simulate(expected, MIXTURE)
     if made.makespan != right_one.makespan:
         return f"it takes {made.makespan}; DualPipe takes {right_one.makespan}"
@@ -105,7 +118,10 @@ def _elsewhere(schedule: Schedule, dualpipe: Schedule) -> str | None:
         wanted = f"{P} ranks, {stages} stages and {M} microbatches"
         return f"expected {wanted}; your schedule has {sizes_of(schedule)}"
     if schedule.placement != dualpipe.placement:
-        return f"the stages are on ranks {schedule.placement}; DualPipe has them on {dualpipe.placement}"
+        return (
+            f"the stages are on ranks {schedule.placement}; DualPipe has them on "
+            f"{dualpipe.placement}"
+        )
     return None
 
 
@@ -119,15 +135,19 @@ def break_even(answer: object) -> Verdict:
     return number(answer, 1.35, "a tenth of a pair hidden is enough", traps=traps)
 
 
-OTHERS = (Costs(), Costs(2, 1, 1), Costs(3, 4, 2), Costs(1, 2, 1), MIXTURE)  # for which rows are judged, asked or not
+# for which rows are judged, asked or not
+OTHERS = (Costs(), Costs(2, 1, 1), Costs(3, 4, 2), Costs(1, 2, 1), MIXTURE)
 
 
 @one_or_several
 @checker()
 def improve_dualpipe(answer: object) -> Verdict:
-    """Improve on DualPipe's published rows in its memory: `rows(num_ranks, num_microbatches)`, and for which costs."""
+    """Improve on DualPipe's published rows in its memory: `rows(num_ranks, num_microbatches)`, and
+    for which costs.
+    """
     expected = (
-        "expected two things, a function of (num_ranks, num_microbatches) and the pp.Costs for which it is faster"
+        "expected two things, a function of (num_ranks, num_microbatches) and the pp.Costs for "
+        "which it is faster"
     )
     if not isinstance(answer, tuple | list) or len(answer) != 2:
         return wrong(f"{expected}, got {answer!r}")
@@ -140,24 +160,39 @@ def improve_dualpipe(answer: object) -> Verdict:
     gains, worse = [], {}
     for P, M in ((2, 4), (4, 8), (4, 20), (6, 12), (8, 16)):
         with told(f"at {P} ranks and {M} microbatches: ", ValueError):
-            made, published = schedule_from(rows, P, M), build("DualPipe", num_ranks=P, num_microbatches=M)
+            made, published = (
+                schedule_from(rows, P, M),
+                build("DualPipe", num_ranks=P, num_microbatches=M),
+            )
             if fault := _elsewhere(made, published):
                 raise Wrong(fault)
             if max(made.peak_in_flight) > max(published.peak_in_flight):
-                raise Wrong(f"the peaks are {made.peak_in_flight}; the published rows hold {published.peak_in_flight}")
+                raise Wrong(
+                    f"the peaks are {made.peak_in_flight}; the published rows hold "
+                    f"{published.peak_in_flight}"
+                )
             for costs in claimed:
                 mine, theirs = simulate(made, costs).makespan, simulate(published, costs).makespan
                 if mine >= theirs:
-                    raise Wrong(f"{mine:g}, and the published rows take {theirs:g}, with {_said(costs)}")
+                    raise Wrong(
+                        f"{mine:g}, and the published rows take {theirs:g}, with {_said(costs)}"
+                    )
                 gains.append(1 - mine / theirs)
             for costs in OTHERS:
                 mine, theirs = simulate(made, costs).makespan, simulate(published, costs).makespan
                 if mine > theirs and costs not in worse.values():
                     worse[f"{mine:g} against {theirs:g} at {P} ranks and {M} microbatches"] = costs
     found = "; ".join(f"{_said(costs)} ({how})" for how, costs in worse.items())
-    less = f"{min(gains):.1%} to {max(gains):.1%} less time at five sizes, in the same memory. It is "
+    less = (
+        f"{min(gains):.1%} to {max(gains):.1%} less time at five sizes, in the same memory. It is "
+    )
     return right(
-        less + (f"worse with {found}" if worse else f"no worse with any of {len(OTHERS)} others that were tried")
+        less
+        + (
+            f"worse with {found}"
+            if worse
+            else f"no worse with any of {len(OTHERS)} others that were tried"
+        )
     )
 
 
@@ -169,7 +204,9 @@ def _said(costs: Costs) -> str:
 
 @checker_of_each("ABCD")
 def clusters(answer: dict) -> Verdict:
-    """Why a step is longer than hoped, from the times of a stage: alone, with all experts on one GPU, in a pair."""
+    """Why a step is longer than hoped, from the times of a stage: alone, with all experts on one
+    GPU, in a pair.
+    """
     says = "a pair takes at least the longest of four, and what sets it says what to change"
     return matched(answer, CLUSTERS, CAUSES, _possible, says)
 
@@ -178,22 +215,30 @@ def _possible(letter: str) -> str:
     F_, B_, computes_f, computes_b, pair = TIMES[letter]
     sent, computed = F_ + B_ - computes_f - computes_b, computes_f + computes_b
     return (
-        f"its halves take {F_ + B_} apart and {pair} in a pair; they compute for {computed} and are on the "
+        f"its halves take {F_ + B_} apart and {pair} in a pair; they compute for {computed} and "
+        "are on the "
         f"network for {sent}, so {max(F_, B_, computed, sent)} are possible"
     )
 
 
-@checker("a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping))
+@checker(
+    "a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping)
+)
 def long_sequences(answer: Mapping[str, object]) -> Verdict:
     """Sequences twice as long, eight to a step: what `Case.row` takes, for the smallest bill."""
     row = row_of(TWICE_AS_LONG, answer, 8)
     if (row.num_microbatches, row.microbatch) != (8, 1):
-        raise Wrong("a step has 8 microbatches of one sequence each: leave num_microbatches and microbatch out")
+        raise Wrong(
+            "a step has 8 microbatches of one sequence each: leave num_microbatches and microbatch "
+            "out"
+        )
     return told_bill(row, TWICE_AS_LONG.row(**BEST_KNOWN).dollars, NEAR)
 
 
 def paired_builder(answer: object) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches)` for paired 1F1B with at most 2(P-s) in flight, for M >= 2P."""
+    """Write `rows(num_ranks, num_microbatches)` for paired 1F1B with at most 2(P-s) in flight, for
+    M >= 2P.
+    """
 
     def judge(timeline: Timeline, P: int, M: int) -> str | None:
         overlap, both = MIXTURE.of_overlap(0, 0), MIXTURE.of(F, 0) + MIXTURE.of(B, 0)
@@ -210,10 +255,15 @@ def paired_builder(answer: object) -> Verdict:
 
 
 def pause(answer: object) -> Verdict:
-    """Attention 2, experts 5, all-to-alls 4: how long does a pair of one layer take in the best order?"""
+    """Attention 2, experts 5, all-to-alls 4: how long does a pair of one layer take in the best
+    order?
+    """
     traps = {
-        22: "that is the bound: the backward alone takes as long, and the forward's experts have to wait for it",
+        22: "that is the bound: the backward alone takes as long, and the forward's experts have "
+        "to wait for it",
         21: "that is what both compute",
         37: "that is one after the other",
     }
-    return number(answer, Pieces(2, 4, 5, 4).at_best((F, 1), (B, 1)), "one unit above the bound", traps=traps)
+    return number(
+        answer, Pieces(2, 4, 5, 4).at_best((F, 1), (B, 1)), "one unit above the bound", traps=traps
+    )

@@ -1,5 +1,6 @@
-"""What runs of a model of one's own need: faults on purpose, an optimizer that clips alone, and runs that lose
-something."""
+"""What runs of a model of one's own need: faults on purpose, an optimizer that clips alone, and
+runs that lose something.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ FAULTS = ("raise", "kill", "stop")
 
 
 class Fault:
-    """A hook for a module: in one of its calls, counted from 0, it raises, kills its process or stops it.
+    """A hook for a module: in one of its calls, counted from 0, it raises, kills its process or
+    stops it.
 
-    It leaves the file `mark` when it strikes, so that its time is known. With `once` it doesn't strike where the file
-    is already there.
+    It leaves the file `mark` when it strikes, so that its time is known. With `once` it doesn't
+    strike where the file is already there.
     """
 
     def __init__(self, kind: str, mark: str, call: int = 0, once: bool = False):
@@ -61,7 +63,9 @@ def adam(parameters: Sequence[nn.Parameter], fault: Fault | None = None) -> Opti
 
 
 def clips_alone(named: Sequence[tuple[str, nn.Parameter]], limit: float) -> Optimizer:
-    """SGD that first clips what it has: on a rank of a pipeline, that rank's gradients by their own norm."""
+    """SGD that first clips what it has: on a rank of a pipeline, that rank's gradients by their own
+    norm.
+    """
     import torch
 
     own = [p for _, p in named]
@@ -98,7 +102,9 @@ LOST = dict(zip("ABCD", (STATES[1], STATES[3], STATES[0], STATES[2]), strict=Tru
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: for tensors as small as `small_gpt`'s, that is up to ten times as fast as on several."""
+    """Compute on one thread: for tensors as small as `small_gpt`'s, that is up to ten times as fast
+    as on several.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -110,13 +116,17 @@ def one_thread() -> Iterator[None]:
 
 
 def cases() -> dict[str, Case]:
-    """Four resumed runs, A to D, trained here and now in one process; each lost something, or nothing."""
+    """Four resumed runs, A to D, trained here and now in one process; each lost something, or
+    nothing.
+    """
     with one_thread():
         return {name: _case(lost) for name, lost in LOST.items()}
 
 
 def _case(lost: str) -> Case:
-    """Train, interrupt, lose something, go on. Without a loss, the sums are taken in another order after the break."""
+    """Train, interrupt, lose something, go on. Without a loss, the sums are taken in another order
+    after the break.
+    """
     import torch
 
     workload = small_gpt()
@@ -125,11 +135,15 @@ def _case(lost: str) -> Case:
     before = [train_step(workload, model, optimizer, step) for step in range(3)]
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = optimizer.state_dict()
-    state = {**state, "state": {n: {k: v.clone() for k, v in s.items()} for n, s in state["state"].items()}}
+    state = {
+        **state,
+        "state": {n: {k: v.clone() for k, v in s.items()} for n, s in state["state"].items()},
+    }
     after = [train_step(workload, model, optimizer, step) for step in range(3, 6)]
     again = workload.build_whole()
     again.load_state_dict(
-        {n: t for n, t in weights.items() if not (lost == STATES[0] and n.startswith("blocks.5."))}, strict=False
+        {n: t for n, t in weights.items() if not (lost == STATES[0] and n.startswith("blocks.5."))},
+        strict=False,
     )
     optimizer = adam(again.parameters())
     if lost != STATES[1]:
@@ -139,14 +153,23 @@ def _case(lost: str) -> Case:
         batch = workload.batch(0)
         on_batch_0 = workload.loss(again(*batch.inputs), batch.target).item()
     microbatches = 4 if lost == STATES[3] else 1
-    resumed = [train_step(workload, again, optimizer, step, microbatches) for step in range(first, first + 3)]
+    resumed = [
+        train_step(workload, again, optimizer, step, microbatches)
+        for step in range(first, first + 3)
+    ]
     return Case((*before, *resumed), (*before, *after), on_batch_0)
 
 
 def train_step(
-    workload: LanguageModel, model: nn.Module, optimizer: Optimizer, step: int, microbatches: int = 1
+    workload: LanguageModel,
+    model: nn.Module,
+    optimizer: Optimizer,
+    step: int,
+    microbatches: int = 1,
 ) -> float:
-    """A step of the optimizer on the batch of that number, which is cut into microbatches; its loss."""
+    """A step of the optimizer on the batch of that number, which is cut into microbatches; its
+    loss.
+    """
     optimizer.zero_grad()
     losses = []
     for batch in workload.batch(step).microbatches(microbatches):

@@ -1,9 +1,10 @@
-"""Figures and schedules in the forms in which a notebook keeps them, to be seen wherever the notebook is opened.
+"""Figures and schedules in the forms in which a notebook keeps them, to be seen wherever the
+notebook is opened.
 
-Of a figure, the book's page takes SVG in its own colours. It is kept under a type of its own: as HTML, JupyterLab would
-show what is left of it in a notebook that nobody has trusted yet, the chart's words without the chart; as SVG,
-nbconvert would need Inkscape for a PDF. Everybody else takes the picture, which is on white, and who can't see it the
-sentence.
+Of a figure, the book's page takes SVG in its own colours. It is kept under a type of its own: as
+HTML, JupyterLab would show what is left of it in a notebook that nobody has trusted yet, the
+chart's words without the chart; as SVG, nbconvert would need Inkscape for a PDF. Everybody else
+takes the picture, which is on white, and who can't see it the sentence.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def figure_bundle(figure: Figure, **_: object) -> Bundle:
 
 
 def bundle(page: str, pictures: Sequence[Image], text: str) -> Bundle:
-    """HTML for the book's page, pictures one above the other for other viewers, and what they show in words."""
+    """HTML for the book's page, pictures one above the other for other viewers, and what they show
+    in words.
+    """
     from PIL import Image
 
     size = max(picture.width for picture in pictures), sum(picture.height for picture in pictures)
@@ -58,8 +61,15 @@ def bundle(page: str, pictures: Sequence[Image], text: str) -> Bundle:
         top += picture.height
     file = io.BytesIO()
     sheet.quantize(_COLOURS, dither=Image.Dither.NONE).save(file, "png", optimize=True)
-    shown = {name: round(pixels / _SHARPNESS) for name, pixels in zip(("width", "height"), size, strict=True)}
-    data = {PAGE: page, "image/png": base64.b64encode(file.getvalue()).decode() + "\n", "text/plain": text}
+    shown = {
+        name: round(pixels / _SHARPNESS)
+        for name, pixels in zip(("width", "height"), size, strict=True)
+    }
+    data = {
+        PAGE: page,
+        "image/png": base64.b64encode(file.getvalue()).decode() + "\n",
+        "text/plain": text,
+    }
     return data, {"image/png": shown | {"alt": text}}
 
 
@@ -80,7 +90,9 @@ _CELL = "padding:0 .35em;text-align:center;border:0;border-radius:3px;white-spac
 
 
 def schedule_html(schedule: Schedule) -> str:
-    """A schedule as a grid of coloured cells. It shows order, not time: a simulation shows when things happen."""
+    """A schedule as a grid of coloured cells. It shows order, not time: a simulation shows when
+    things happen.
+    """
     lines = []
     for rank, row in enumerate(schedule.rows):
         stages = schedule.stages_of(rank)
@@ -88,7 +100,8 @@ def schedule_html(schedule: Schedule) -> str:
         more = f"<td>… {len(row) - _MOST_CELLS} more</td>" if len(row) > _MOST_CELLS else ""
         lines.append(f'<tr><th scope="row" style="{_HEAD}">rank {rank}</th>{cells}{more}</tr>')
     return (
-        f'<div class="pplab-table" style="overflow-x:auto"><table style="{_TABLE}"><caption style="{_CAPTION}">'
+        f'<div class="pplab-table" style="overflow-x:auto"><table style="{_TABLE}"><caption '
+        f'style="{_CAPTION}">'
         f"{html.escape(repr(schedule)[10:-1])}</caption><tbody>{''.join(lines)}</tbody></table></div>"
     )
 

@@ -1,4 +1,6 @@
-"""Time against memory, drawn: lines of the orders that were found, and marks of the published schedules."""
+"""Time against memory, drawn: lines of the orders that were found, and marks of the published
+schedules.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,26 @@ _LINES = {
     "V": ("-", 3),
     "bidirectional": ("-.", 1.2),
 }
-_PLOT, _NAMES, _BARS = 0.4, 0.46, 0.85  # of the axes' width: where the plot ends, where names and bars begin
+# of the axes' width: where the plot ends, where names and bars begin
+_PLOT, _NAMES, _BARS = 0.4, 0.46, 0.85
 _SIZE, _ROW = 10, 22  # points: of letters, which a phone shows whole, and of what a finger finds
 
 
 def bound_of(frontier: Frontier, point: Point) -> float | None:
-    """The time below which no order of the point's placement is, in what it holds; None where none was recorded.
+    """The time below which no order of the point's placement is, in what it holds; None where none
+    was recorded.
 
-    That of the smallest limit which is no less, or of the last where more memory makes no order shorter. A whole
-    backward is a split one whose halves stay together, so that what is proved of halves is true of it, too.
+    That of the smallest limit which is no less, or of the last where more memory makes no order
+    shorter. A whole backward is a split one whose halves stay together, so that what is proved of
+    halves is true of it, too.
     """
     of = [each for each in frontier.found if each.placement == point.placement]
-    alike = [each for each in of if each.split == point.split] or [each for each in of if each.split]
-    limits = sorted((each.limit, each.bound) for each in alike if each.limit >= point.held * (1 - CLOSE))
+    alike = [each for each in of if each.split == point.split] or [
+        each for each in of if each.split
+    ]
+    limits = sorted(
+        (each.limit, each.bound) for each in alike if each.limit >= point.held * (1 - CLOSE)
+    )
     if limits:
         return limits[0][1]
     return min((each.bound for each in alike if each.final), default=None)
@@ -44,16 +53,21 @@ def bound_of(frontier: Frontier, point: Point) -> float | None:
 def frontier_chart(frontier: Frontier, *, most: float | None = None) -> Axes:
     """Draw time against what the fullest rank holds.
 
-    A line says, for a placement, how short the best order is that was found in so much memory. It has a dot where that
-    is proved, and below it lies, shaded, what isn't. Marks are published schedules; a line leads from each to its name,
-    and a bar says how far it is above the bound for its placement, in its memory.
+    A line says, for a placement, how short the best order is that was found in so much memory. It
+    has a dot where that is proved, and below it lies, shaded, what isn't. Marks are published
+    schedules; a line leads from each to its name, and a bar says how far it is above the bound for
+    its placement, in its memory.
 
-    `most`: how much memory the axis reaches. What lies beyond is left out, and what takes more than 1.6 times as long
-    as the best.
+    `most`: how much memory the axis reaches. What lies beyond is left out, and what takes more than
+    1.6 times as long as the best.
     """
     best = min(point.time for point in frontier.points)
     slowest = 1.6 * best
-    shown = [p for p in frontier.points if p.time <= slowest and (most is None or (p.limit or p.held) <= most)]
+    shown = [
+        p
+        for p in frontier.points
+        if p.time <= slowest and (most is None or (p.limit or p.held) <= most)
+    ]
     right = most or 1.04 * max(point.limit or point.held for point in shown)
     left = 0.9 * min(point.limit or point.held for point in shown)
     steep = 0.6 * (slowest - best) / (right - left)  # so that hardly a line crosses another
@@ -62,35 +76,63 @@ def frontier_chart(frontier: Frontier, *, most: float | None = None) -> Axes:
     ax.set_xlim(left, left + (right - left) / _PLOT)
     ax.set_ylim(0.97 * best, 1.01 * slowest)
     for look, (style, width) in _LINES.items():
-        steps = sorted((p for p in shown if p.limit is not None and _look(p) == look), key=lambda p: p.limit)
+        steps = sorted(
+            (p for p in shown if p.limit is not None and _look(p) == look), key=lambda p: p.limit
+        )
         if steps:
-            at, times, bounds = _known(steps, [p for p in shown if _look(p) == look], frontier.held_in, right)
+            at, times, bounds = _known(
+                steps, [p for p in shown if _look(p) == look], frontier.held_in, right
+            )
             ax.fill_between(at, bounds, times, step="post", color=("black", 0.13), lw=0, zorder=1)
             copies = "(two copies)" * (look == "bidirectional")
-            ax.step(at, times, ls=style, where="post", color=palette.IDLE, lw=width, label=f"{look} {copies}", zorder=2)
+            ax.step(
+                at,
+                times,
+                ls=style,
+                where="post",
+                color=palette.IDLE,
+                lw=width,
+                label=f"{look} {copies}",
+                zorder=2,
+            )
         for point in steps:
-            _mark(ax, point, point.held, "." if point.proved else "", f"point-{frontier.points.index(point)}")
+            _mark(
+                ax,
+                point,
+                point.held,
+                "." if point.proved else "",
+                f"point-{frontier.points.index(point)}",
+            )
     _rows(ax, frontier, published)
     _finish(ax, frontier, right)
     return ax
 
 
 def _mark(ax: Axes, point: Point, x: float, marker: str, name: str) -> None:
-    """The point's sign, and around it what can be pointed at on a page: all that has this `name` as its id."""
+    """The point's sign, and around it what can be pointed at on a page: all that has this `name` as
+    its id.
+    """
     ax.plot(x, point.time, marker, color="black", ms=7, zorder=4)
     ax.plot(x, point.time, "o", alpha=0, ms=16, gid=name, zorder=9)
 
 
 def _rows(ax: Axes, frontier: Frontier, published: Sequence[Point]) -> None:
-    """Marks of published schedules, and to the right of the plot, in as many rows, their names and bars."""
+    """Marks of published schedules, and to the right of the plot, in as many rows, their names and
+    bars.
+    """
     (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
     wide, tall = right - left, (high - low) / (len(published) + 1)
     start, text, bar = (left + share * wide for share in (_NAMES, _NAMES + 0.03, _BARS))
     middle, ink, seen = {"va": "center", "fontsize": _SIZE}, ("black", 0.4), []
     ax.text(right, high - tall / 2, "above the bound", ha="right", **middle)
     for row, point in enumerate(published):
-        y, marker, name = high - (row + 1.5) * tall, MARKS.get(point.name, "o"), f"point-{frontier.points.index(point)}"
-        x = point.held + 0.03 * wide * seen.count((point.held, point.time))  # beside others that are there
+        y, marker, name = (
+            high - (row + 1.5) * tall,
+            MARKS.get(point.name, "o"),
+            f"point-{frontier.points.index(point)}",
+        )
+        # beside others that are there
+        x = point.held + 0.03 * wide * seen.count((point.held, point.time))
         seen.append((point.held, point.time))
         _mark(ax, point, x, marker, name)
         ax.plot([x, start - 0.03 * wide], [point.time, y], color=ink, lw=0.7)
@@ -104,11 +146,14 @@ def _rows(ax: Axes, frontier: Frontier, published: Sequence[Point]) -> None:
         ax.plot([text, right], [y, y], alpha=0, lw=_ROW, gid=name, zorder=9)
 
 
-def _known(steps: Sequence[Point], orders: Sequence[Point], held_in: str, right: float) -> tuple[list, list, list]:
-    """Where a placement's line steps, its height from there on, and the bound's: in more memory nothing gets longer.
+def _known(
+    steps: Sequence[Point], orders: Sequence[Point], held_in: str, right: float
+) -> tuple[list, list, list]:
+    """Where a placement's line steps, its height from there on, and the bound's: in more memory
+    nothing gets longer.
 
-    Activations come whole, so that between two limits a rank can hold no more than in the lower one. Bytes don't: up
-    to the next limit only that one's bound is known.
+    Activations come whole, so that between two limits a rank can hold no more than in the lower
+    one. Bytes don't: up to the next limit only that one's bound is known.
     """
     last = right if steps[-1].final else steps[-1].limit
     at = sorted({x for p in orders for x in (p.held, p.limit or p.held) if x < last} | {last})
@@ -118,7 +163,9 @@ def _known(steps: Sequence[Point], orders: Sequence[Point], held_in: str, right:
 
 
 def _look(point: Point) -> str:
-    """What it is drawn as. Of the published schedules some of a loop, or both ways, have whole backwards, too."""
+    """What it is drawn as. Of the published schedules some of a loop, or both ways, have whole
+    backwards, too.
+    """
     return point.placement + ", whole" * (not point.split and point.placement == PLACEMENTS[0])
 
 
@@ -135,8 +182,11 @@ def _finish(ax: Axes, frontier: Frontier, right: float) -> None:
     ax.legend(frameon=False, fontsize=_SIZE, **below)
     fastest = min(frontier.points, key=lambda p: (p.time, p.held))
     ax.set_label(
-        f"Time against memory, {frontier.title}: {len(frontier.published)} published schedules, and the best orders "
-        f"found in {len(frontier.found)} placements and limits, {sum(not p.proved for p in frontier.found)} of them "
+        f"Time against memory, {frontier.title}: {len(frontier.published)} published schedules, "
+        "and the best orders "
+        f"found in {len(frontier.found)} placements and limits, "
+        f"{sum(not p.proved for p in frontier.found)} of them "
         "not proved. The shortest takes "
-        f"{fastest.time:.4g}{frontier.unit and ' ' + frontier.unit} and holds {fastest.held:.4g} {frontier.held_in}."
+        f"{fastest.time:.4g}{frontier.unit and ' ' + frontier.unit} and holds {fastest.held:.4g} "
+        f"{frontier.held_in}."
     )

@@ -1,8 +1,9 @@
-"""A frontier to point at: the book's page shows the chart of whichever schedule the reader points at, or chooses.
+"""A frontier to point at: the book's page shows the chart of whichever schedule the reader points
+at, or chooses.
 
-The choice is a row of radio buttons, so that keyboards, fingers and readers of screens have it too, and a page without
-scripts, which says what is chosen and can't draw it. Other viewers show the chart of time against memory, and its
-points as lines of text.
+The choice is a row of radio buttons, so that keyboards, fingers and readers of screens have it too,
+and a page without scripts, which says what is chosen and can't draw it. Other viewers show the
+chart of time against memory, and its points as lines of text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pplab.timeline import Timeline
 from . import figures
 from .frontier_chart import bound_of, frontier_chart
 
-Item = tuple[float | str, ...]  # of a small chart: how long it takes, and its parts' colours, one above the other
+# of a small chart: how long it takes, and its parts' colours, one above the other
+Item = tuple[float | str, ...]
 EXPLORER = "../book/explorer.html"  # from a chapter's page
 # A point that is pointed at is chosen; a click of a mouse, which has pointed before, opens it.
 _POINT = "const g=event.target.closest('.pplab-point');if(g)this.querySelectorAll('input')[g.dataset.point]?.click()"
@@ -35,8 +37,9 @@ _MARK = (
     "this.querySelectorAll('.pplab-point').forEach(g=>g.classList.toggle('pplab-on',g.dataset.point==i));"
     "this.querySelector('.pplab-small').onload()"
 )
-# Draw the chosen schedule's Gantt chart, of a text for each rank (a hundred charts weigh six times as much): an item is
-# a letter, after the time for which the rank idles before it, if it does. Idle is a line.
+# Draw the chosen schedule's Gantt chart, of a text for each rank (a hundred charts weigh six times
+# as much): an item is a letter, after the time for which the rank idles before it, if it does. Idle
+# is a line.
 _DRAW = r"""
 const [label, said] = this.parentElement.querySelectorAll('input:checked+label,input:checked+label+.pplab-chosen');
 const items = JSON.parse(this.dataset.items), left = 50, right = 640, scale = (right - left) / this.dataset.until;
@@ -60,25 +63,32 @@ this.setAttribute('viewBox', `0 0 ${right} ${22 * ranks.length}`);
 this.setAttribute('aria-label', `Gantt chart of ${label.textContent}, which takes ${Number(makespan.toPrecision(5))}`);
 """
 _STYLE = (
-    ".pplab-choice{display:flex;flex-wrap:wrap;gap:.2em .4em;align-items:center;border:0;padding:0;margin:0;"
+    ".pplab-choice{display:flex;flex-wrap:wrap;gap:.2em "
+    ".4em;align-items:center;border:0;padding:0;margin:0;"
     "min-width:0}"
     ".pplab-choice legend{padding:0;font-size:.9em;margin:0 0 .2em}"
     ".pplab-choice input{position:absolute;opacity:0;width:1px;height:1px}"
-    ".pplab-choice label{border:1px solid currentColor;border-radius:1em;padding:.05em .6em;font-size:.8em;"
-    "cursor:pointer}.pplab-choice input:checked+label{font-weight:700;box-shadow:0 0 0 1px currentColor}"
+    ".pplab-choice label{border:1px solid currentColor;border-radius:1em;padding:.05em "
+    ".6em;font-size:.8em;"
+    "cursor:pointer}.pplab-choice input:checked+label{font-weight:700;box-shadow:0 0 0 1px "
+    "currentColor}"
     ".pplab-choice input:focus-visible+label{outline:3px solid currentColor;outline-offset:2px}"
     ".pplab-choice .pplab-chosen{display:none;order:1;width:100%;min-width:0;margin-top:.4em}"
     ".pplab-choice input:checked+label+.pplab-chosen{display:block}"
     ".pplab-points label{position:absolute;opacity:0;pointer-events:none}"
     ".pplab-frontier:has(:focus-visible)>.pplab-figure{outline:3px solid currentColor}"
-    ".pplab-point{cursor:pointer}.pplab-on use{fill-opacity:.4!important}.pplab-on>path{stroke-opacity:.3!important}"
+    ".pplab-point{cursor:pointer}.pplab-on "
+    "use{fill-opacity:.4!important}.pplab-on>path{stroke-opacity:.3!important}"
 )
 # Of what a page's script puts there, no svg is told that it is loaded, and a style is.
 _BEGIN = (
     '<style onload="this.previousSibling.onload()">'
     ".pplab-small{display:block;width:100%;height:auto;margin:.3em 0}</style>"
 )
-_NO_SCRIPTS = "<noscript><style>.pplab-points label{position:static;opacity:1;pointer-events:auto}</style></noscript>"
+_NO_SCRIPTS = (
+    "<noscript><style>.pplab-points "
+    "label{position:static;opacity:1;pointer-events:auto}</style></noscript>"
+)
 
 
 class Shown(NamedTuple):
@@ -93,7 +103,11 @@ class Shown(NamedTuple):
     def name(self) -> str:
         """Of a published schedule; or what to call an order that was found."""
         of, state = self.point, "best" if self.point.proved else "found"
-        return of.name if of.limit is None else f"{state}, {of.placement}{'' if of.split else ', whole'}, {of.held:.4g}"
+        return (
+            of.name
+            if of.limit is None
+            else f"{state}, {of.placement}{'' if of.split else ', whole'}, {of.held:.4g}"
+        )
 
     def said(self, frontier: Frontier) -> str:
         """What it takes and holds, and how far it is from the shortest there can be."""
@@ -132,7 +146,11 @@ class FrontierView:
 
     def _page(self) -> str:
         places = {f'id="point-{each.number}"': place for place, each in enumerate(self.shown)}
-        chart = re.sub(r'id="point-\d+"', lambda m: f'class="pplab-point" data-point="{places.get(m[0])}"', self._chart)
+        chart = re.sub(
+            r'id="point-\d+"',
+            lambda m: f'class="pplab-point" data-point="{places.get(m[0])}"',
+            self._chart,
+        )
         until = max(each.timeline.makespan for each in self.shown)
         letters: dict[Item, str] = {}
         said = {
@@ -141,13 +159,19 @@ class FrontierView:
             for each in self.shown
         }
         points = _choice(
-            f"frontier-{self.frontier.name}", said, "Point at a mark or a name, or use the arrow keys:", "points"
+            f"frontier-{self.frontier.name}",
+            said,
+            "Point at a mark or a name, or use the arrow keys:",
+            "points",
         )
         return (
-            f'<style>{_STYLE}</style>{_NO_SCRIPTS}<div class="pplab-frontier" onpointerover="{_POINT}" '
+            f'<style>{_STYLE}</style>{_NO_SCRIPTS}<div class="pplab-frontier" '
+            f'onpointerover="{_POINT}" '
             f'onclick="{_OPEN}" onchange="{_MARK}">{chart}{points}'
-            f'<svg class="pplab-small" role="img" aria-label="Gantt chart of the chosen one" fill="currentColor" '
-            f'viewBox="0 0 640 1" data-until="{until:.5g}" data-items="{html.escape(json.dumps([*letters]))}" '
+            '<svg class="pplab-small" role="img" aria-label="Gantt chart of the chosen one" '
+            'fill="currentColor" '
+            f'viewBox="0 0 640 1" data-until="{until:.5g}" '
+            f'data-items="{html.escape(json.dumps([*letters]))}" '
             f'onload="{html.escape(_DRAW)}"></svg>{_BEGIN}</div>'
         )
 
@@ -158,15 +182,21 @@ class FrontierView:
             address, said = explore(schedule, costs=costs).link(EXPLORER), ""
         except ValueError:
             address, said = explore(schedule).link(EXPLORER), ", at equal times"
-        opens = html.escape(address).replace("#", '#explorer" data-rows="')  # its own fragment isn't a selector
-        return f'<a href="{opens}" onclick="this.hash=this.dataset.rows">Its rows in the explorer{said}</a>'
+        # its own fragment isn't a selector
+        opens = html.escape(address).replace("#", '#explorer" data-rows="')
+        return (
+            f'<a href="{opens}" onclick="this.hash=this.dataset.rows">Its rows in the '
+            f"explorer{said}</a>"
+        )
 
     def __repr__(self) -> str:
         return "\n".join(each.said(self.frontier) for each in self.shown)
 
 
 class FrontierViews(FrontierView):
-    """Frontiers of several settings behind a switch, by the names that it has for them; elsewhere, the first chart."""
+    """Frontiers of several settings behind a switch, by the names that it has for them; elsewhere,
+    the first chart.
+    """
 
     def __init__(self, views: Mapping[str, FrontierView]):
         if not views:
@@ -186,7 +216,8 @@ def _choice(own: str, choices: Mapping[str, str], legend: str, of: str = "settin
     """A row of radio buttons, each with what is shown while it is chosen; the first is."""
     shown = "".join(
         f'<input type="radio" name="{own}" id="{own}-{number}"{"" if number else " checked"}>'
-        f'<label for="{own}-{number}">{html.escape(name)}</label><div class="pplab-chosen">{page}</div>'
+        f'<label for="{own}-{number}">{html.escape(name)}</label><div '
+        f'class="pplab-chosen">{page}</div>'
         for number, (name, page) in enumerate(choices.items())
     )
     return f'<fieldset class="pplab-choice pplab-{of}"><legend>{legend}</legend>{shown}</fieldset>'
@@ -202,7 +233,10 @@ def _rows(timeline: Timeline, letters: dict[Item, str]) -> str:
         if idle > 1e-4 * timeline.makespan:
             rows[rank] += f"{idle:g}"
             now[rank] += idle
-        fills = (shade(palette.FILL[a.kind], stages.index(a.stage), len(stages)) for a in parts(span.action))
+        fills = (
+            shade(palette.FILL[a.kind], stages.index(a.stage), len(stages))
+            for a in parts(span.action)
+        )
         takes = float(f"{span.end - span.start:.5g}")
         rows[rank] += letters.setdefault((takes, *fills), chr(ord("A") + len(letters)))
         now[rank] += takes

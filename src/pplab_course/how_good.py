@@ -26,15 +26,36 @@ from .verdict import (
 )
 
 V = (0, 1, 2, 3, 3, 2, 1, 0)
-SMALL = {"0F": 0, "1F": 1, "2F": 2, "3F": 3, "3I": 4, "2I": 5, "1I": 6, "0I": 7, "3W": 5, "0W": 8, "2W": 9, "1W": 10}
+SMALL = {
+    "0F": 0,
+    "1F": 1,
+    "2F": 2,
+    "3F": 3,
+    "3I": 4,
+    "2I": 5,
+    "1I": 6,
+    "0I": 7,
+    "3W": 5,
+    "0W": 8,
+    "2W": 9,
+    "1W": 10,
+}
 
 
 @one_or_several
 def small_block(answer: object) -> Verdict:
-    """`SMALL` on a V of two ranks, every six units: what does each rank hold at most, by lifespan and interval?"""
+    """`SMALL` on a V of two ranks, every six units: what does each rank hold at most, by lifespan
+    and interval?
+    """
     traps = (
-        {2: "12 units over 6 are 2, which is the average: the bound rounds up stage by stage, and adds"},
-        {2: "a microbatch stays until its W has run, not only until its I", 3: "18 units over 6 are 3: round up first"},
+        {
+            2: "12 units over 6 are 2, which is the average: the bound rounds up stage by stage, "
+            "and adds"
+        },
+        {
+            2: "a microbatch stays until its W has run, not only until its I",
+            3: "18 units over 6 are 3: round up first",
+        },
     )
     why = "rank 0: 9 and 3 units over 6, 2 + 1; rank 1: 10 and 8 units, 2 + 2"
     return numbers(answer, (3, 4), why, ("rank 0", "rank 1"), traps=traps)
@@ -43,18 +64,25 @@ def small_block(answer: object) -> Verdict:
 @one_or_several
 @checker()
 def balanced_placement(answer: object) -> Verdict:
-    """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up to the same."""
+    """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up
+    to the same.
+    """
     try:
         ranks = [sorted(int(stage) for stage in values_of(stages)) for stages in rows_of(answer)]
     except (TypeError, ValueError):
         return wrong(f"expected a list of four lists of stage numbers, got {answer!r}")
     if [len(stages) for stages in ranks] != [4] * 4:
-        return wrong(f"expected four ranks with four stages each, got {[len(stages) for stages in ranks]}")
+        return wrong(
+            f"expected four ranks with four stages each, got {[len(stages) for stages in ranks]}"
+        )
     if sorted(stage for stages in ranks for stage in stages) != list(range(16)):
         return wrong("every stage from 0 to 15 must be on exactly one rank")
     spans = [sum(2 * (16 - stage) for stage in stages) for stages in ranks]
     if len(set(spans)) > 1:
-        return wrong(f"the ranks' lifespans add up to {spans}: rank {spans.index(max(spans))} would hold the most")
+        return wrong(
+            f"the ranks' lifespans add up to {spans}: rank {spans.index(max(spans))} would hold "
+            "the most"
+        )
     return right(f"{spans[0]} on every rank; whether neighbours are close is another question")
 
 
@@ -65,14 +93,20 @@ LEAST = (5, 3, 1)
 
 @checker("a dict of starts, such as BROKEN", lambda answer: isinstance(answer, Mapping))
 def repair(answer: Mapping[str, float]) -> Verdict:
-    """`BROKEN` meets itself every three units: move as little as is needed, so that no rank holds more than it must."""
+    """`BROKEN` meets itself every three units: move as little as is needed, so that no rank holds
+    more than it must.
+    """
     if set(answer) != set(BROKEN):
-        raise Wrong(f"expected the starts of {', '.join(BROKEN)}, got {', '.join(map(str, answer)) or 'none'}")
+        raise Wrong(
+            f"expected the starts of {', '.join(BROKEN)}, got "
+            f"{', '.join(map(str, answer)) or 'none'}"
+        )
     with told("", ValueError, TypeError):
         block = Block(answer, (0, 1, 2), 3, LATE)
     if any(held > least for held, least in zip(block.bound, LEAST, strict=True)):
         raise Wrong(
-            f"nothing meets, but the ranks hold up to {block.bound}, and {LEAST} are enough: start some earlier"
+            f"nothing meets, but the ranks hold up to {block.bound}, and {LEAST} are enough: start "
+            "some earlier"
         )
     return right(f"nothing meets, and the ranks hold no more than {block.bound}")
 
@@ -110,33 +144,48 @@ def _timeline_of(answer: object, costs: Costs, M: int) -> Timeline:
 @one_or_several
 @checker("a lab.Block, a schedule or rows", lambda answer: not isinstance(answer, int | float))
 def design(answer: object) -> Verdict:
-    """On a V, at 3, 4, 2, faster than V-Half in its memory: a block, a schedule or rows, for 4 ranks and 8."""
+    """On a V, at 3, 4, 2, faster than V-Half in its memory: a block, a schedule or rows, for 4
+    ranks and 8.
+    """
     timeline = _timeline_of(answer, UNEVEN, 8)
     schedule = timeline.schedule
     if shape_of(schedule) != (4, 8, 8):
-        raise Wrong(f"expected 4 ranks, 8 stages and 8 microbatches; yours has {sizes_of(schedule)}")
+        raise Wrong(
+            f"expected 4 ranks, 8 stages and 8 microbatches; yours has {sizes_of(schedule)}"
+        )
     if schedule.placement != V:
         raise Wrong(f"expected a V, with stages on ranks {V}; yours are on {schedule.placement}")
     if (most := max(timeline.peak_in_flight)) > IN:
-        raise Wrong(f"it takes {timeline.makespan:g}, but holds {most} activations of a stage: {IN} are allowed")
+        raise Wrong(
+            f"it takes {timeline.makespan:g}, but holds {most} activations of a stage: {IN} are "
+            "allowed"
+        )
     if timeline.makespan >= V_HALF:
         raise Wrong(f"it takes {timeline.makespan:g} and holds {most}; V-Half takes {V_HALF:g}")
     far = timeline.makespan / SHORTEST - 1
     return right(
-        f"{timeline.makespan:g}, where V-Half takes {V_HALF:g}; in this memory no order on a V takes less than "
+        f"{timeline.makespan:g}, where V-Half takes {V_HALF:g}; in this memory no order on a V "
+        "takes less than "
         f"{SHORTEST:g}: yours is {far:.1%} above that"
     )
 
 
 SMALLER = replace(Case(), memory_gb=68.7)
 NEAR = 2.0  # dollars
-BEST_KNOWN = 87.036  # dollars: what lab.search finds under the cut 4+4+3+3+5+5+5+3, recomputing 3+2+1+0+2+1+0+0
+# dollars: what lab.search finds under the cut 4+4+3+3+5+5+5+3, recomputing 3+2+1+0+2+1+0+0
+BEST_KNOWN = 87.036
 
 
-@checker("a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping))
+@checker(
+    "a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping)
+)
 def smaller_cards(answer: Mapping[str, object]) -> Verdict:
-    """The case with 68.7 GB on each card: what `Case.row` takes, with 16 sequences a step, for the smallest bill."""
+    """The case with 68.7 GB on each card: what `Case.row` takes, with 16 sequences a step, for the
+    smallest bill.
+    """
     row = row_of(SMALLER, answer, 16)
     if row.num_microbatches * row.microbatch != 16:
-        raise Wrong(f"a step has 16 sequences, and yours has {row.num_microbatches * row.microbatch}")
+        raise Wrong(
+            f"a step has 16 sequences, and yours has {row.num_microbatches * row.microbatch}"
+        )
     return told_bill(row, BEST_KNOWN, NEAR)

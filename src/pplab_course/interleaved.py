@@ -30,8 +30,14 @@ from .verdict import (
     wrong,
 )
 
-LONG = replace(Case(), model=replace(Case().model, sequence=16384))  # exercise 8: sequences twice as long
-BEST_KNOWN = {"slices": 8, "stages_per_rank": 2, "warmup_per_rank": 4, "cut": (2, 4, 5, 6, 6, 5, 3, 1)}
+# exercise 8: sequences twice as long
+LONG = replace(Case(), model=replace(Case().model, sequence=16384))
+BEST_KNOWN = {
+    "slices": 8,
+    "stages_per_rank": 2,
+    "warmup_per_rank": 4,
+    "cut": (2, 4, 5, 6, 6, 5, 3, 1),
+}
 OVERHEAD_MS, NEAR = 1.0, 1.0  # what every action takes beside its work; dollars
 BROKEN = [  # exercise 6: one sequence in three slices, on two ranks
     "0F0 0F1 0F2 0B0 0B1 0B2",
@@ -39,7 +45,8 @@ BROKEN = [  # exercise 6: one sequence in three slices, on two ranks
 ]
 CAUSES = {"A": "overhead", "B": "uneven", "C": "messages", "D": "as hoped"}
 WHY = {
-    "A": "its actions take as much longer as there are more of them, and idle time is what it should be",
+    "A": "its actions take as much longer as there are more of them, and idle time is what it "
+    "should be",
     "B": "later slices take longer than earlier ones, and ranks wait for them",
     "C": "slices are short, and each waits as long for its message as a whole sequence did",
     "D": "idle time fell to a fourth, and nothing got longer",
@@ -48,7 +55,8 @@ WHY = {
 
 @in_whole_backwards(stage_per_rank=False)
 def even_groups_builder(answer: object) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches)`: interleaved 1F1B, V=2, at the floor for every M from P on.
+    """Write `rows(num_ranks, num_microbatches)`: interleaved 1F1B, V=2, at the floor for every M
+    from P on.
 
     No rank may hold more stages than groups of nearly equal size take.
     """
@@ -56,7 +64,9 @@ def even_groups_builder(answer: object) -> Verdict:
     def judge(timeline: Timeline, P: int, M: int) -> str | None:
         floor = (2 * M + P - 1) * 3
         if timeline.makespan > floor:
-            return f"it takes {timeline.makespan:g} (F = 1 and B = 2 of a stage); {floor} is possible"
+            return (
+                f"it takes {timeline.makespan:g} (F = 1 and B = 2 of a stage); {floor} is possible"
+            )
         enough = ceil(M / (M // P)) + 2 * (P - 1) + 1
         if (peak := max(timeline.peak_in_flight)) > enough:
             return f"one rank holds {peak} stages' activations; {enough} are enough"
@@ -68,9 +78,12 @@ def even_groups_builder(answer: object) -> Verdict:
 
 
 def crossover(answer: object) -> Verdict:
-    """P=4, M=8: the latency from which eager 1F1B is faster than interleaved 1F1B with two stages per rank."""
+    """P=4, M=8: the latency from which eager 1F1B is faster than interleaved 1F1B with two stages
+    per rank.
+    """
     traps = {
-        9 / 16: "a message costs interleaving 14 c only up to c = 0.5; beyond, each further unit costs more",
+        9 / 16: "a message costs interleaving 14 c only up to c = 0.5; beyond, each further unit "
+        "costs more",
         2.25 / 16: "that is where two stages per rank overtake four",
         1.375: "that is where 1F1B overtakes; eager 1F1B does so much earlier",
     }
@@ -82,26 +95,40 @@ def crossover(answer: object) -> Verdict:
 @one_or_several
 @checker()
 def beat_24(answer: object) -> Verdict:
-    """P=3, M=4, V=2, F = B = 1 of a stage: faster than 24, with at most 6 stages held on any rank."""
+    """P=3, M=4, V=2, F = B = 1 of a stage: faster than 24, with at most 6 stages held on any
+    rank.
+    """
     schedule = schedule_of(answer)
     if (fault := _not_looped(schedule, 3, 4)) is not None:
         return wrong(fault)
     timeline = simulate(schedule, Costs(1, 0.5, 0.5))
     if max(timeline.peak_in_flight) > 6:
-        return wrong(f"it takes {timeline.makespan:g} and holds {timeline.peak_in_flight}: at most 6 on any rank")
+        return wrong(
+            f"it takes {timeline.makespan:g} and holds {timeline.peak_in_flight}: at most 6 on any "
+            "rank"
+        )
     if timeline.makespan >= 24:
-        return wrong(f"it holds {timeline.peak_in_flight} and takes {timeline.makespan:g}; less than 24 is possible")
+        return wrong(
+            f"it holds {timeline.peak_in_flight} and takes {timeline.makespan:g}; less than 24 is "
+            "possible"
+        )
     return right(f"it takes {timeline.makespan:g} and holds {timeline.peak_in_flight}")
 
 
 @one_or_several
 def gathers(answer: object) -> Verdict:
-    """P=4, V=2, room for one stage's weights: rank 1's gathers in a step of interleaved 1F1B, with M=8 and M=16."""
+    """P=4, V=2, room for one stage's weights: rank 1's gathers in a step of interleaved 1F1B, with
+    M=8 and M=16.
+    """
     if values_of(answer) == (18, 46):
-        return wrong("those are the changes of stage; the first stage's weights have to be gathered, too")
+        return wrong(
+            "those are the changes of stage; the first stage's weights have to be gathered, too"
+        )
     rows = (build("Interleaved1F1B", num_ranks=4, num_microbatches=M).rows[1] for M in (8, 16))
     expected = [_changes(row) + 1 for row in rows]
-    return numbers(answer, expected, "breadth first gathers three times, whatever M is", ("M = 8", "M = 16"))
+    return numbers(
+        answer, expected, "breadth first gathers three times, whatever M is", ("M = 8", "M = 16")
+    )
 
 
 def _changes(row: Sequence[Action]) -> int:
@@ -110,7 +137,9 @@ def _changes(row: Sequence[Action]) -> int:
 
 
 def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> str | None:
-    """What is wrong with the sizes or the placement of a schedule with two stages per rank, placed in a loop."""
+    """What is wrong with the sizes or the placement of a schedule with two stages per rank, placed
+    in a loop.
+    """
     wanted = num_ranks, 2 * num_ranks, num_microbatches
     if shape_of(schedule) != wanted:
         has, sizes = shape_of(schedule), "{} ranks, {} stages and {} microbatches"
@@ -121,27 +150,43 @@ def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> st
 
 
 def golden_cut(answer: object) -> Verdict:
-    """Half of a forward is attention: after which share of the sequence is half of the work done?"""
+    """Half of a forward is attention: after which share of the sequence is half of the work
+    done?
+    """
     traps = {
         0.5: "that is half of the tokens; later tokens take longer",
         sqrt(0.5): "that is where all of the work is attention",
         (3 - sqrt(5)) / 2: "that is the second slice's share",
     }
-    return number(answer, (sqrt(5) - 1) / 2, "(1 - a) x + a x² = 1/2 at a = 1/2: the golden ratio", traps=traps)
+    return number(
+        answer,
+        (sqrt(5) - 1) / 2,
+        "(1 - a) x + a x² = 1/2 at a = 1/2: the golden ratio",
+        traps=traps,
+    )
 
 
 @one_or_several
 @checker()
 def repair_slices(answer: object) -> Verdict:
-    """One sequence in three slices on two ranks, in an order in which gradients of keys and values arrive in time."""
+    """One sequence in three slices on two ranks, in an order in which gradients of keys and values
+    arrive in time.
+    """
     schedule = schedule_of(answer, (2, 2, 3), "2 ranks, 2 stages and 3 slices")
     with told("", ValueError):
         check_slices(schedule, 3)
     took = Slices.even(3).simulate(schedule).makespan
-    best = Slices.even(3).simulate(build("Seq1F1B", num_ranks=2, num_microbatches=3, slices=3)).makespan
+    best = (
+        Slices.even(3)
+        .simulate(build("Seq1F1B", num_ranks=2, num_microbatches=3, slices=3))
+        .makespan
+    )
     if took > best + 1e-9:
         raise Wrong(f"it trains, and takes {took:g}; {best:g} is possible")
-    return right(f"{took:g}, and every slice's backward comes after the backwards of those that read its keys")
+    return right(
+        f"{took:g}, and every slice's backward comes after the backwards of those that read its "
+        "keys"
+    )
 
 
 @checker_of_each("ABCD")
@@ -151,11 +196,18 @@ def teams(answer: dict) -> Verdict:
     return matched(answer, CAUSES, sorted(CAUSES.values()), WHY.get, says)
 
 
-@checker("a dict of what lab.sliced_row takes, with slices", lambda answer: isinstance(answer, Mapping))
+@checker(
+    "a dict of what lab.sliced_row takes, with slices", lambda answer: isinstance(answer, Mapping)
+)
 def long_sequences(answer: Mapping[str, object]) -> Verdict:
-    """Eight sequences of 16,384 tokens a step: what `lab.sliced_row` takes, for the smallest bill."""
+    """Eight sequences of 16,384 tokens a step: what `lab.sliced_row` takes, for the smallest
+    bill.
+    """
     if "slices" not in answer:
-        raise Wrong(f"how many slices? Expected the key slices among {', '.join(map(str, answer)) or 'none'}")
+        raise Wrong(
+            "how many slices? Expected the key slices among "
+            f"{', '.join(map(str, answer)) or 'none'}"
+        )
     with told("", ValueError, TypeError):
         row = _row(answer)
     return told_bill(row, _row(BEST_KNOWN).dollars, NEAR)

@@ -1,4 +1,6 @@
-"""Checkers of the chapter on layouts, with the machines and the tables that its exercises are about."""
+"""Checkers of the chapter on layouts, with the machines and the tables that its exercises are
+about.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,26 @@ from pplab.schedule import Schedule
 from pplab.simulator import simulate
 
 from .answers import drawn, schedule_of, trained
-from .verdict import Verdict, Wrong, checker, checker_of_each, matched, numbers, one_or_several, right, told, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    checker_of_each,
+    matched,
+    numbers,
+    one_or_several,
+    right,
+    told,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
 MODEL = Transformer(num_layers=48, width=5120, sequence=4096)
 BATCH = 128
-# Four boxes of eight accelerators without NVLink: PCIe inside, one 100 Gb/s port per accelerator between.
+# Four boxes of eight accelerators without NVLink: PCIe inside, one 100 Gb/s port per accelerator
+# between.
 MACHINE = Machine(8, Link(20e-6, 22e9), Link(30e-6, 11e9), flops=120e12, memory=48e9)
 
 
@@ -28,7 +42,8 @@ MACHINE = Machine(8, Link(20e-6, 22e9), Link(30e-6, 11e9), flops=120e12, memory=
 def volumes(answer: object) -> Verdict:
     """C=5120, L=2048, b=4, two bytes, 4 stages, M=16, 13 billion parameters.
 
-    One message in MB, the gradients' bytes over a message's, a step's messages over all boundaries in GB.
+    One message in MB, the gradients' bytes over a message's, a step's messages over all boundaries
+    in GB.
     """
     one = 4 * 2048 * 5120 * 2
     gradients = 2 * 13e9
@@ -39,7 +54,10 @@ def volumes(answer: object) -> Verdict:
             one / 2**20: "that is in MiB; MB here is 10^6 bytes",
             one / 2e6: "that is how many millions of numbers: each has two bytes",
             one / 4e6: "that is one sample; a microbatch has four",
-            one * 2 / 1e6: "that is with four bytes a number, or both directions: one message has two bytes a number",
+            one
+            * 2
+            / 1e6: "that is with four bytes a number, or both directions: one message has two "
+            "bytes a number",
             float(one): "that is in bytes; the question asks for MB",
             one / 1e9: "that is in GB; the question asks for MB",
         },
@@ -58,28 +76,51 @@ def volumes(answer: object) -> Verdict:
             everything / 2**30: "GB here is 10^9 bytes",
         },
     )
-    why = "4 x 2,048 x 5,120 x 2 bytes; 26 GB over that; 2 directions x 3 boundaries x 16 microbatches of it"
+    why = (
+        "4 x 2,048 x 5,120 x 2 bytes; 26 GB over that; 2 directions x 3 boundaries x 16 "
+        "microbatches of it"
+    )
     expected = (one / 1e6, gradients / one, everything / 1e9)
-    return numbers(answer, expected, why, ("one message", "gradients over a message", "all boundaries"), traps=traps)
+    return numbers(
+        answer,
+        expected,
+        why,
+        ("one message", "gradients over a message", "all boundaries"),
+        traps=traps,
+    )
 
 
 @one_or_several
 def launched(answer: object) -> Verdict:
-    """128 ranks, tp 4, pp 8, 64 layers in stages of 2, microbatches of 2, a global batch of 256: dp, M, V, bubble."""
+    """128 ranks, tp 4, pp 8, 64 layers in stages of 2, microbatches of 2, a global batch of 256:
+    dp, M, V, bubble.
+    """
     replicas, microbatches, stages = 4, 32, 4
     bubble = bubble_fraction(8, microbatches, stages)
     traps = (
-        {16: "128 ranks over eight stages: each stage also has four tensor ranks", 32: "that is 128 over tp alone"},
-        {64: "that is in sequences: a microbatch has two", 128: "the replicas share the batch"},
-        {8: "that is how many layers a rank has: a stage has two of them", 2: "that is how many layers a stage has"},
         {
-            bubble_fraction(8, microbatches): "that is 1F1B's: with four stages on a rank the ramps are a quarter",
-            bubble_ratio(8, microbatches, stages): "that is a share of the work: the question is for one of all time",
+            16: "128 ranks over eight stages: each stage also has four tensor ranks",
+            32: "that is 128 over tp alone",
+        },
+        {64: "that is in sequences: a microbatch has two", 128: "the replicas share the batch"},
+        {
+            8: "that is how many layers a rank has: a stage has two of them",
+            2: "that is how many layers a stage has",
+        },
+        {
+            bubble_fraction(
+                8, microbatches
+            ): "that is 1F1B's: with four stages on a rank the ramps are a quarter",
+            bubble_ratio(
+                8, microbatches, stages
+            ): "that is a share of the work: the question is for one of all time",
         },
     )
     names = ("replicas", "microbatches", "stages per rank", "bubble")
     why = "128 / (4 x 8), 256 / (4 x 2), 64 / 8 / 2, and (P-1) / (VM + P-1)"
-    return numbers(answer, (replicas, microbatches, stages, bubble), why, names, traps=traps, digits=2)
+    return numbers(
+        answer, (replicas, microbatches, stages, bubble), why, names, traps=traps, digits=2
+    )
 
 
 _VERDICTS = ("runs", "missing", "deadlock", "losses")
@@ -91,9 +132,12 @@ _TABLES = {
     "D": ("0F0,0B0,0F1,0F2,0B1,0F3,0B2,0B3\n1F0,1F1,1B0,1B1,1F2,1F3,1B2,1B3\n", "deadlock"),
 }
 _CLUES = {
-    "A": "count the forwards of rank 1: `pp.validate` names the one that isn't there, and the one too many",
-    "B": "nothing waits for ever, every action is there, and rank 1's forwards are in order: backwards may be in any",
-    "C": "in what order does the last stage run its forwards, and where does torch look for their losses?",
+    "A": "count the forwards of rank 1: `pp.validate` names the one that isn't there, and the one "
+    "too many",
+    "B": "nothing waits for ever, every action is there, and rank 1's forwards are in order: "
+    "backwards may be in any",
+    "C": "in what order does the last stage run its forwards, and where does torch look for their "
+    "losses?",
     "D": "what does rank 0 wait for at 0B0? and rank 1, before 1B0?",
 }
 
@@ -107,19 +151,31 @@ def tables() -> dict[str, str]:
 def judge(answer: object) -> Verdict:
     """What becomes of each table under torch: "runs", "missing", "deadlock" or "losses"."""
     says = "A is torch's own listing; C is legal, and only torch's bookkeeping of losses objects"
-    return matched(answer, {name: truth for name, (_, truth) in _TABLES.items()}, _VERDICTS, _CLUES.get, says)
+    return matched(
+        answer, {name: truth for name, (_, truth) in _TABLES.items()}, _VERDICTS, _CLUES.get, says
+    )
 
 
 @one_or_several
 @checker()
 def run_csv(answer: object) -> Verdict:
-    """A CSV of 2 ranks and 4 microbatches, shorter than 1F1B, holding no more, that torch runs with right gradients."""
-    schedule = schedule_of(answer, (2, 2, 4), "expected 2 ranks, a stage on each, and 4 microbatches")
-    takes, of_1f1b = (simulate(s).makespan for s in (schedule, build("1F1B", num_ranks=2, num_microbatches=4)))
+    """A CSV of 2 ranks and 4 microbatches, shorter than 1F1B, holding no more, that torch runs with
+    right gradients.
+    """
+    schedule = schedule_of(
+        answer, (2, 2, 4), "expected 2 ranks, a stage on each, and 4 microbatches"
+    )
+    takes, of_1f1b = (
+        simulate(s).makespan for s in (schedule, build("1F1B", num_ranks=2, num_microbatches=4))
+    )
     if takes >= of_1f1b:
-        return wrong(f"it takes {takes} where F = I = W = 1, and 1F1B takes {of_1f1b}: split the backwards")
+        return wrong(
+            f"it takes {takes} where F = I = W = 1, and 1F1B takes {of_1f1b}: split the backwards"
+        )
     if schedule.peak_in_flight > (2, 1):
-        return wrong(f"ranks hold {schedule.peak_in_flight} at most, under 1F1B (2, 1): a rank holds until W")
+        return wrong(
+            f"ranks hold {schedule.peak_in_flight} at most, under 1F1B (2, 1): a rank holds until W"
+        )
     from torch import nn
 
     ran = by_torch(schedule, [nn.Sequential(nn.Linear(6, 6), nn.Tanh()), nn.Linear(6, 6)])
@@ -127,12 +183,16 @@ def run_csv(answer: object) -> Verdict:
 
 
 def by_torch(schedule: Schedule, stages: Sequence[nn.Module]) -> str:
-    """What a run by torch on two processes says of its gradients; `Wrong` where it fails, or they aren't right."""
+    """What a run by torch on two processes says of its gradients; `Wrong` where it fails, or they
+    aren't right.
+    """
     from pplab.lab import TorchEngine
     from pplab.runtime import RankError
 
     try:
-        found = trained(schedule, stages, *drawn(1, (2, 8, 3, 6))[0], TorchEngine(), steps=1).gradients
+        found = trained(
+            schedule, stages, *drawn(1, (2, 8, 3, 6))[0], TorchEngine(), steps=1
+        ).gradients
     except (RankError, ValueError) as error:
         raise Wrong(" ".join(str(error).split("In rank")[0].split())) from None
     if not found.equal:
@@ -153,22 +213,30 @@ def plans() -> list[Plan]:
 
 @checker()
 def choose(answer: object) -> Verdict:
-    """The fastest layout of `MODEL` on four nodes of `MACHINE` that fits in its memory; within 2 % counts."""
+    """The fastest layout of `MODEL` on four nodes of `MACHINE` that fits in its memory; within 2 %
+    counts.
+    """
     if isinstance(answer, Mapping):
         with told("", TypeError, ValueError):
             answer = Layout(**answer)
     if not isinstance(answer, Layout):
         return wrong(f"expected a pplab.lab.Layout, got {answer!r}")
     if answer.num_ranks != 32:
-        return wrong(f"{answer.tp} x {answer.pp} x {answer.dp} = {answer.num_ranks} ranks, and there are 32")
+        return wrong(
+            f"{answer.tp} x {answer.pp} x {answer.dp} = {answer.num_ranks} ranks, and there are 32"
+        )
     with told("", ValueError):
         given = plan(MODEL, MACHINE, answer, BATCH)
     if not given.fits:
-        return wrong(f"it needs {given.memory_bytes / 1e9:.1f} GB of a rank's {MACHINE.memory / 1e9:.0f}")
+        return wrong(
+            f"it needs {given.memory_bytes / 1e9:.1f} GB of a rank's {MACHINE.memory / 1e9:.0f}"
+        )
     fastest_s = min(each.step_s for each in plans() if each.fits)
     if given.step_s > 1.02 * fastest_s:
         bubble = given.timeline.makespan - given.compute_s - given.tp_s
-        slow = max(("tp", given.tp_s), ("dp", given.dp_s), ("bubble", bubble), key=lambda part: part[1])
+        slow = max(
+            ("tp", given.tp_s), ("dp", given.dp_s), ("bubble", bubble), key=lambda part: part[1]
+        )
         times = f"{given.step_s / fastest_s:.2f} times the fastest"
         return wrong(f"it fits and takes {times}; its largest loss is {slow[0]}")
     return right(f"{given.step_s:.1f} s a step in {given.memory_bytes / 1e9:.0f} GB")

@@ -1,5 +1,6 @@
-"""Checkers of the chapter on profiles, the runs that its exercises are about, two small models, and a hook that
-pauses once."""
+"""Checkers of the chapter on profiles, the runs that its exercises are about, two small models, and
+a hook that pauses once.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +21,39 @@ from pplab.simulator import simulate
 from pplab.timeline import Timeline
 
 from .answers import row_of
-from .verdict import Verdict, Wrong, checker, checker_of_each, number, numbers, one_or_several, right, told, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    checker_of_each,
+    number,
+    numbers,
+    one_or_several,
+    right,
+    told,
+    wrong,
+)
 
 if TYPE_CHECKING:
     from pplab.runtime import Workload
 
 CAUSES = ("slow stage", "slow link", "late rank", "one pause")
 
-_TRUTH = {"A": ("slow stage", 2), "B": ("slow link", (1, 2)), "C": ("late rank", 1), "D": ("one pause", 3)}
+_TRUTH = {
+    "A": ("slow stage", 2),
+    "B": ("slow link", (1, 2)),
+    "C": ("late rank", 1),
+    "D": ("one pause", 3),
+}
 
 _CLUES = {
-    "A": "the part that stands out is imbalance, forward and backward of one rank last longer in every microbatch",
+    "A": "the part that stands out is imbalance, forward and backward of one rank last longer in "
+    "every microbatch",
     "B": "the part that stands out is communication: print `lab.calibrate(run).links`",
-    "C": "the part that stands out is overhead: nothing lasts longer, every action of one rank starts late",
-    "D": "compare each action with the others of its kind on its stage: one lasts several times as long",
+    "C": "the part that stands out is overhead: nothing lasts longer, every action of one rank "
+    "starts late",
+    "D": "compare each action with the others of its kind on its stage: one lasts several times as "
+    "long",
 }
 
 _RUNS = files(__package__) / "slow_runs.json"  # in ms, as `lab.timeline_to_dict` writes them
@@ -58,7 +78,9 @@ def runs() -> dict[str, Timeline]:
 
 
 def two_faults() -> Path:
-    """A folder with the traces of a job of two pipelines, in which `planted.py` of the tests has planted two faults."""
+    """A folder with the traces of a job of two pipelines, in which `planted.py` of the tests has
+    planted two faults.
+    """
     folder = Path(mkdtemp())
     for trace in (files(__package__) / "two_faults").iterdir():
         (folder / trace.name).write_bytes(trace.read_bytes())
@@ -66,7 +88,9 @@ def two_faults() -> Path:
 
 
 def four_layers(hook: Callable | None = None) -> Workload:
-    """A model of four small layers, to be paced; `hook` is called before each forward of stage 2."""
+    """A model of four small layers, to be paced; `hook` is called before each forward of stage
+    2.
+    """
     import torch
     from torch import nn
 
@@ -76,7 +100,9 @@ def four_layers(hook: Callable | None = None) -> Workload:
     layers = [nn.Linear(6, 6) for _ in range(4)]
     if hook:
         layers[2].register_forward_pre_hook(hook)
-    return models.Modules(layers, Batch((torch.ones(8, 6),), torch.zeros(8, 6)), nn.functional.mse_loss)
+    return models.Modules(
+        layers, Batch((torch.ones(8, 6),), torch.zeros(8, 6)), nn.functional.mse_loss
+    )
 
 
 def light() -> Workload:
@@ -88,7 +114,9 @@ def light() -> Workload:
     from pplab.runtime import Batch
 
     stages = [nn.Sequential(nn.Linear(16, 256), nn.Tanh(), nn.Linear(256, 16)) for _ in range(2)]
-    return models.Modules(stages, Batch((torch.ones(8192, 16),), torch.zeros(8192, 16)), nn.functional.mse_loss)
+    return models.Modules(
+        stages, Batch((torch.ones(8192, 16),), torch.zeros(8192, 16)), nn.functional.mse_loss
+    )
 
 
 @checker_of_each("ABCD")
@@ -97,7 +125,9 @@ def diagnose(answer: object) -> Verdict:
     for name, (cause, place) in _TRUTH.items():
         given = answer[name]
         if not isinstance(given, (tuple, list)) or len(given) != 2 or given[0] not in CAUSES:
-            return wrong(f"{name}: expected a pair of one of {', '.join(CAUSES)} and a place, got {given!r}")
+            return wrong(
+                f"{name}: expected a pair of one of {', '.join(CAUSES)} and a place, got {given!r}"
+            )
         if given[0] != cause:
             return wrong(f"{name}: not a {given[0]}; {_CLUES[name]}")
         if _place(given[1]) != _place(place):
@@ -106,12 +136,15 @@ def diagnose(answer: object) -> Verdict:
 
 
 def on_the_way(answer: object) -> Verdict:
-    """Run A: of the time that rank 3 waits in receives, how many milliseconds were its messages on the way?"""
+    """Run A: of the time that rank 3 waits in receives, how many milliseconds were its messages on
+    the way?
+    """
     run = runs()["A"]
     expected = 8 * calibrate(run).links[2, 3].latency
     waited = sum(span.end - span.start for span in run.others if span.rank == 3)
     traps = {
-        waited: "that is the whole time in receives: from it goes what passed before rank 2 had made the message",
+        waited: "that is the whole time in receives: from it goes what passed before rank 2 had "
+        "made the message",
         waited - expected: "that is the time before the messages were made",
         expected / 8: "that is one message; rank 3 receives 8",
     }
@@ -121,11 +154,16 @@ def on_the_way(answer: object) -> Verdict:
 
 @checker_of_each("ABC")
 def better_schedule(answer: object) -> Verdict:
-    """For runs A, B and C: the schedule that would save more than 5 % of the step (GPipe, eager-1F1B), or "none"."""
+    """For runs A, B and C: the schedule that would save more than 5 % of the step (GPipe,
+    eager-1F1B), or "none".
+    """
     found = runs()
     for name, given in sorted(answer.items()):
         run = found[name]
-        shares = {other: _predicted(run, other) / run.makespan for other in ("1F1B", "GPipe", "eager-1F1B")}
+        shares = {
+            other: _predicted(run, other) / run.makespan
+            for other in ("1F1B", "GPipe", "eager-1F1B")
+        }
         if given != "none" and given not in shares:
             return wrong(f'{name}: expected GPipe, eager-1F1B or "none", got {given!r}')
         best = min(shares, key=shares.__getitem__)
@@ -141,7 +179,10 @@ _SECOND, _LEAD = 1, 6.5  # the first rank on the second host, and the lead of it
 
 def two_hosts() -> Timeline:
     """A run of 1F1B on 4 ranks and two hosts, each span by its own host's clock."""
-    run = simulate(build("1F1B", num_ranks=4, num_microbatches=8), Costs([10, 11, 9, 10], 10, 10, latency=1, unit="ms"))
+    run = simulate(
+        build("1F1B", num_ranks=4, num_microbatches=8),
+        Costs([10, 11, 9, 10], 10, 10, latency=1, unit="ms"),
+    )
     lead = [_LEAD * (span.rank >= _SECOND) for span in run.spans]
     return replace(
         run,
@@ -159,7 +200,10 @@ def clocks(answer: object) -> Verdict:
         2 * _LEAD: "both ways together hold the offset twice",
         -_LEAD: "the other way: which direction has messages that arrive before they are made?",
     }
-    rank = {rank: "between that rank and the one before it, both ways take the same time" for rank in (2, 3)}
+    rank = {
+        rank: "between that rank and the one before it, both ways take the same time"
+        for rank in (2, 3)
+    }
     why = "half the difference of 7.5 and -5.5; half the sum, 1 ms, is the way"
     return numbers(answer, (_SECOND, _LEAD), why, ("a rank", "milliseconds"), traps=(rank, traps))
 
@@ -171,9 +215,14 @@ _NEAR_BILLS = 1.0
 
 
 @one_or_several
-@checker("a list of three dicts, one for each month", lambda answer: isinstance(answer, Sequence) and len(answer) == 3)
+@checker(
+    "a list of three dicts, one for each month",
+    lambda answer: isinstance(answer, Sequence) and len(answer) == 3,
+)
 def mend(answer: Sequence[Mapping[str, object]]) -> Verdict:
-    """What `Case.row` takes in each of three months, and `gigabits`, one thing mended in each: the smallest bills?"""
+    """What `Case.row` takes in each of three months, and `gigabits`, one thing mended in each: the
+    smallest bills?
+    """
     before, bills = _BEFORE, []
     for month, given in enumerate(answer, 1):
         where = f"month {month}: "
@@ -185,7 +234,10 @@ def mend(answer: Sequence[Mapping[str, object]]) -> Verdict:
         mended = [name for name in MENDS if now.get(name) != before.get(name)]
         if len(mended) != 1 or mended[0] in before and before[mended[0]] != _BEFORE.get(mended[0]):
             said = ", ".join(mended) or "nothing"
-            raise Wrong(f"{where}{said} changes; expected one thing that wasn't mended before, and what was to stay")
+            raise Wrong(
+                f"{where}{said} changes; expected one thing that wasn't mended before, and what "
+                "was to stay"
+            )
         if now.get("gigabits") not in (None, 100):
             raise Wrong(f"{where}the faster network has 100 gigabits")
         with told(where):
@@ -203,7 +255,9 @@ def mend(answer: Sequence[Mapping[str, object]]) -> Verdict:
 def _billed(asked: Mapping[str, object]) -> float:
     """The bill of a row that fits."""
     case = replace(Case(), gigabits=asked.get("gigabits", Case().gigabits))
-    row: Entry = row_of(case, {name: value for name, value in asked.items() if name != "gigabits"}, 16)
+    row: Entry = row_of(
+        case, {name: value for name, value in asked.items() if name != "gigabits"}, 16
+    )
     if not row.fits:
         full = max(range(len(row.held_gb)), key=row.held_gb.__getitem__)
         raise Wrong(f"it doesn't fit: rank {full} would hold {row.held_gb[full]:.1f} GB")
@@ -217,5 +271,7 @@ def _predicted(timeline: Timeline, name: str) -> float:
 
 
 def _place(place: object) -> object:
-    """A rank or stage as it is; a link without its direction: both directions of the slow one are slow."""
+    """A rank or stage as it is; a link without its direction: both directions of the slow one are
+    slow.
+    """
     return frozenset(place) if isinstance(place, (tuple, list, set, frozenset)) else place

@@ -1,4 +1,6 @@
-"""What a reader's file makes of its microbatches: weights that suit only equal ones, a `held` that is never emptied."""
+"""What a reader's file makes of its microbatches: weights that suit only equal ones, a `held` that
+is never emptied.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,17 @@ class Microbatches:
     alone: int | None  # the gradients are those of this microbatch alone
 
 
-def seen(torch: ModuleType, names: Mapping[str, object], num_microbatches: int, error: float) -> Microbatches:
-    """Of the names that a file has left, and whose gradients have this error; `torch` may be the stand-in."""
+def seen(
+    torch: ModuleType, names: Mapping[str, object], num_microbatches: int, error: float
+) -> Microbatches:
+    """Of the names that a file has left, and whose gradients have this error; `torch` may be the
+    stand-in.
+    """
     model, inputs, targets = (names[name] for name in ("model", "inputs", "targets"))
     parts = [each.tensor_split(num_microbatches) for each in (inputs, targets)]
-    losses = [torch.nn.functional.mse_loss(model(x), y) for x, y in zip(*parts, strict=True) if len(x)]
+    losses = [
+        torch.nn.functional.mse_loss(model(x), y) for x, y in zip(*parts, strict=True) if len(x)
+    ]
     own = [parameter for parameter in names["stage"].parameters() if parameter.grad is not None]
 
     def are_of(loss: object) -> bool:
@@ -44,21 +52,27 @@ def _are(gradients: tuple, parameters: list) -> bool:
 
 
 def check(of_ranks: list[Microbatches], *, are_off: bool) -> None:
-    """`Wrong` where microbatches count equally that aren't equal, or where a backward leaves its forward in `held`.
+    """`Wrong` where microbatches count equally that aren't equal, or where a backward leaves its
+    forward in `held`.
 
-    `are_off` says whether no rank's gradients are the batch's, which is the mean of equal microbatches' means.
+    `are_off` says whether no rank's gradients are the batch's, which is the mean of equal
+    microbatches' means.
     """
     if are_off and all(each.as_if_equal for each in of_ranks):
         *sizes, last = of_ranks[0].sizes
         sizes = f"{', '.join(map(str, sizes))} and {last} samples"
-        raise Wrong(f"gradients are those of microbatches that all count alike, but here they have {sizes}")
+        raise Wrong(
+            f"gradients are those of microbatches that all count alike, but here they have {sizes}"
+        )
     for rank, each in enumerate(of_ranks):
         if each.alone is not None:
             raise Wrong(
-                f"rank {rank}'s gradients are those of microbatch {each.alone} alone, and not the sum of all: has "
+                f"rank {rank}'s gradients are those of microbatch {each.alone} alone, and not the "
+                "sum of all: has "
                 "something set them to zero within the step, such as `zero_grad` in `backward`?"
             )
         if each.left:
             raise Wrong(
-                f"after the last step rank {rank} still has {each.left} microbatches in held: a backward takes one out"
+                f"after the last step rank {rank} still has {each.left} microbatches in held: a "
+                "backward takes one out"
             )

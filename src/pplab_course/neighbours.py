@@ -1,5 +1,6 @@
-"""Messages that get lost: to and from ranks that aren't there, where an error says so before torch waits for ever or
-ends the process, and those that a reader's `receive` throws away."""
+"""Messages that get lost: to and from ranks that aren't there, where an error says so before torch
+waits for ever or ends the process, and those that a reader's `receive` throws away.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def neighbours_are_there() -> Iterator[None]:
-    """Have a message to or from a rank that isn't there say so: by itself it waits for ever, or ends the process."""
+    """Have a message to or from a rank that isn't there say so: by itself it waits for ever, or
+    ends the process.
+    """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as inside
 
@@ -32,7 +35,8 @@ def neighbours_are_there() -> Iterator[None]:
             for other in (*arguments[:1], *named):
                 if other is not None and not 0 <= other < ranks:
                     raise ValueError(
-                        f"rank {own} {does} rank {other}, and there are {ranks} ranks, 0 to {ranks - 1}: leave it out "
+                        f"rank {own} {does} rank {other}, and there are {ranks} ranks, 0 to "
+                        f"{ranks - 1}: leave it out "
                         "at the end of the pipeline"
                     )
             return call(tensor, *arguments, **options)
@@ -55,10 +59,14 @@ def neighbours_are_there() -> Iterator[None]:
 def thrown_away(path: Path) -> str:
     """What is said of a `receive` that fills one tensor and returns another one."""
     tree = ast.parse(path.read_text())
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "receive"]
+    found = [
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "receive"
+    ]
     nodes = [node for function in found for node in ast.walk(function)]
     calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
     filled = {ast.unparse(call.args[0]) for call in calls if ast.unparse(call.func) == "dist.recv"}
-    returned = [ast.unparse(node.value) for node in nodes if isinstance(node, ast.Return) and node.value]
+    returned = [
+        ast.unparse(node.value) for node in nodes if isinstance(node, ast.Return) and node.value
+    ]
     lost = filled and not any(name in value for name in filled for value in returned)
     return "; `receive` doesn't return the tensor that `dist.recv` fills" if lost else ""

@@ -1,7 +1,9 @@
-"""What notebooks show beside figures: `%load_ext pplab_course.notebook`, sources of functions, and views with settings.
+"""What notebooks show beside figures: `%load_ext pplab_course.notebook`, sources of functions, and
+views with settings.
 
-With the extension, matplotlib's figures and timelines are kept as `figures` says: for the book's page in its own text
-colour, for other viewers as pictures, and for readers who don't see them in words. Schedules are grids of colours.
+With the extension, matplotlib's figures and timelines are kept as `figures` says: for the book's
+page in its own text colour, for other viewers as pictures, and for readers who don't see them in
+words. Schedules are grids of colours.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from matplotlib.axes import Axes
 
-sys.path.append(str(Path(__file__).parents[2] / "book" / "_ext"))  # the page's explorer and game: pplab_frames
+# the page's explorer and game: pplab_frames
+sys.path.append(str(Path(__file__).parents[2] / "book" / "_ext"))
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
@@ -42,7 +45,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
     from pplab.plot import AxesColumn
 
-    warnings.filterwarnings("ignore", message="IProgress not found")  # tqdm: a plain progress bar will do
+    # tqdm: a plain progress bar will do
+    warnings.filterwarnings("ignore", message="IProgress not found")
     shell.run_line_magic("matplotlib", "inline")
     plt.close("all")
     plt.rcParams["axes.prop_cycle"] = plt.cycler(color=LINES)
@@ -51,7 +55,8 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
     formatter.mimebundle_formatter.for_type(Figure, figures.figure_bundle)
     formatter.mimebundle_formatter.for_type(Timeline, figures.timeline_bundle)
     formatter.formatters["text/html"].for_type(Schedule, figures.schedule_html)
-    for kind in (Axes, AxesColumn):  # a cell that ends with a drawing shows the drawing, not also its Axes
+    # a cell that ends with a drawing shows the drawing, not also its Axes
+    for kind in (Axes, AxesColumn):
         formatter.ipython_display_formatter.for_type(kind, lambda axes: None)
 
 
@@ -59,7 +64,9 @@ class Source:
     """The own source of functions or classes, which a notebook shows as code."""
 
     def __init__(self, *things: Callable | type):
-        self.text = "\n\n".join(textwrap.dedent(inspect.getsource(thing)).rstrip() for thing in things)
+        self.text = "\n\n".join(
+            textwrap.dedent(inspect.getsource(thing)).rstrip() for thing in things
+        )
 
     def _repr_markdown_(self) -> str:
         return f"```python\n{self.text}\n```"
@@ -69,10 +76,11 @@ class Source:
 
 
 class Slider:
-    """Figures behind a slider on the book's page: one for every value of `name`, the first one shown until it is moved.
+    """Figures behind a slider on the book's page: one for every value of `name`, the first one
+    shown until it is moved.
 
-    Works there without a kernel, from the keyboard, and without scripts shows the first figure. Other viewers show all
-    figures, one above the other.
+    Works there without a kernel, from the keyboard, and without scripts shows the first figure.
+    Other viewers show all figures, one above the other.
     """
 
     def __init__(self, name: str, drawings: Mapping[Any, Axes]):
@@ -103,7 +111,8 @@ class Slider:
             "p.querySelector('output').textContent=v;this.setAttribute('aria-valuetext',v)"
         )
         return (
-            f'<div class="pplab-slider"><label style="display:flex;gap:.8em;align-items:center;max-width:34em">'
+            '<div class="pplab-slider"><label '
+            'style="display:flex;gap:.8em;align-items:center;max-width:34em">'
             f'<span>{html.escape(self.name)}</span><input type="range" style="flex:1" min="0" '
             f'max="{len(self.values) - 1}" step="1" value="0" data-values="{values}" '
             f'aria-valuetext="{self.values[0]}" oninput="{html.escape(move)}">'
@@ -114,11 +123,15 @@ class Slider:
         return f"<slider over {self.name}: {', '.join(map(str, self.values))}>"
 
 
-def explore(schedule: str = "1F1B", compare: str = "", controls: str = "", **settings: PerStage | str) -> None:
-    """Show the explorer that the book's page has, with one schedule or two to compare, to play with.
+def explore(
+    schedule: str = "1F1B", compare: str = "", controls: str = "", **settings: PerStage | str
+) -> None:
+    """Show the explorer that the book's page has, with one schedule or two to compare, to play
+    with.
 
-    `settings` are those of `explored`, and `until`, `path`, `tickets`, `time` and `memory`, as the page has them;
-    `controls`: those that aren't folded away. In a notebook that isn't trusted, and on paper, this is a picture.
+    `settings` are those of `explored`, and `until`, `path`, `tickets`, `time` and `memory`, as the
+    page has them; `controls`: those that aren't folded away. In a notebook that isn't trusted, and
+    on paper, this is a picture.
     """
     import pplab_frames
 
@@ -126,7 +139,9 @@ def explore(schedule: str = "1F1B", compare: str = "", controls: str = "", **set
 
 
 def play(level: str) -> None:
-    """Show a level of the book's game. Where a notebook isn't trusted, this is the level's question."""
+    """Show a level of the book's game. Where a notebook isn't trusted, this is the level's
+    question.
+    """
     import pplab_frames
 
     pplab_frames.play(level)
@@ -154,20 +169,25 @@ def explored(
 ) -> list[Timeline]:
     """The timelines of the schedules named, simulated.
 
-    The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole "batch" on a rank, as
-    `per` says; one value per stage is for the stages, whatever their ranks. Every action takes `overhead` besides. A
-    forward and a backward at once take `pair`, or what `overlap` says. A schedule of slices cuts each microbatch into
-    so many of equal length; causal `attention` is that share of a forward. The schedule "own" has these `rows`:
-    0F0.0B0~1F0.1B0. 1F1B's rank s has `more_in_flight` than P-s microbatches. ValueError says what can't be.
+    The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole
+    "batch" on a rank, as `per` says; one value per stage is for the stages, whatever their ranks.
+    Every action takes `overhead` besides. A forward and a backward at once take `pair`, or what
+    `overlap` says. A schedule of slices cuts each microbatch into so many of equal length; causal
+    `attention` is that share of a forward. The schedule "own" has these `rows`: 0F0.0B0~1F0.1B0.
+    1F1B's rank s has `more_in_flight` than P-s microbatches. ValueError says what can't be.
     """
 
     def of_stage(stages: float) -> Costs:
         both = pair or overlap
-        whole = Costs(forward, backward_input, backward_weight, latency, overhead=overhead, overlap=both)
+        whole = Costs(
+            forward, backward_input, backward_weight, latency, overhead=overhead, overlap=both
+        )
         costs = whole.finer(microbatches if per == "batch" else 1)
         if per == "stage":
             return costs
-        lists = {name: value for name in DURATIONS if isinstance(value := getattr(costs, name), tuple)}
+        lists = {
+            name: value for name in DURATIONS if isinstance(value := getattr(costs, name), tuple)
+        }
         return replace(costs.finer(stages), **lists)
 
     found = []
@@ -187,6 +207,10 @@ def explored(
                 "costs": costs,
                 "in_flight": [ranks - rank + more_in_flight for rank in range(ranks)],
             }
-            built = builder(ranks, pieces, **{key: options[key] for key in options.keys() & set(builder.options)})
+            built = builder(
+                ranks,
+                pieces,
+                **{key: options[key] for key in options.keys() & set(builder.options)},
+            )
         found.append(run(built, of_stage(built.num_stages / built.num_ranks)))
     return found

@@ -1,9 +1,11 @@
-"""A file that torchrun could start, run by several processes and observed: what it did, not what it says.
+"""A file that torchrun could start, run by several processes and observed: what it did, not what it
+says.
 
-Each process is a rank with the variables that torchrun would set. While the file runs, two calls are watched: of the
-module that it names `stage` (a forward), and of autograd through that module's output (a backward). So the order of
-forwards and backwards, how many forwards are held, and the times are seen from outside. Afterwards the gradients of
-`stage` are compared with those of its `model` on its `inputs` and `targets`, in one process.
+Each process is a rank with the variables that torchrun would set. While the file runs, two calls
+are watched: of the module that it names `stage` (a forward), and of autograd through that module's
+output (a backward). So the order of forwards and backwards, how many forwards are held, and the
+times are seen from outside. Afterwards the gradients of `stage` are compared with those of its
+`model` on its `inputs` and `targets`, in one process.
 """
 
 from __future__ import annotations
@@ -57,19 +59,23 @@ class Gradients:
     missing: int  # how many of them have no gradient
     error: float  # the largest difference, relative to the parameter's largest gradient
     scale: float  # by how much they are too large, if that is all that is wrong with them
-    batch: tuple[float, ...]  # sums of its inputs and targets: those of another rank, unless its batch isn't theirs
-    weights: tuple[float, ...]  # sums of the model's parameters: another rank's sums, but for the stages of the two
+    # sums of its inputs and targets: those of another rank, unless its batch isn't theirs
+    batch: tuple[float, ...]
+    # sums of the model's parameters: another rank's sums, but for the stages of the two
+    weights: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Report:
     """What one rank did."""
 
-    actions: tuple[tuple[str, int, float, float], ...] = ()  # "F" or "B", the how manieth forward, start, end
+    # "F" or "B", the how manieth forward, start, end
+    actions: tuple[tuple[str, int, float, float], ...] = ()
     gradients: Gradients | Any = None
     microbatches: Microbatches | None = None
     lacks: tuple[str, ...] = ()  # of NAMES
-    shared: tuple[tuple[int, int], ...] = ()  # forwards whose input lies where that of another one is still held
+    # forwards whose input lies where that of another one is still held
+    shared: tuple[tuple[int, int], ...] = ()
     error: str = ""  # the exception that ended it
     failed_at: float = 0.0
     place: str = ""  # where that was, or where the rank stood when its time was up
@@ -94,15 +100,24 @@ class Ran:
         """What went wrong first, in words, or None."""
         silent = all(report.exitcode is None for report in self.reports)
         if silent or any(report.stuck for report in self.reports):
-            stand = (f"rank {n} stands {r.place or 'somewhere else'}" for n, r in enumerate(self.reports))
+            stand = (
+                f"rank {n} stands {r.place or 'somewhere else'}" for n, r in enumerate(self.reports)
+            )
             limit = ", and never will" if self.limit_s == math.inf else f" after {self.limit_s:g} s"
             return f"it hasn't ended{limit}: {'; '.join(stand)}{WHY * bool(self.why)}{self.why}"
         for rank, report in enumerate(self.reports):
             if not report.ended and report.exitcode is not None:
                 killed = report.exitcode < 0
                 if report.exitcode == UNGUARDED:
-                    return 'the ranks import your script, which starts them: do that under `if __name__ == "__main__":`'
-                how = f"dies of {signal.Signals(-report.exitcode).name}" if killed else f"exits with {report.exitcode}"
+                    return (
+                        "the ranks import your script, which starts them: do that under `if "
+                        '__name__ == "__main__":`'
+                    )
+                how = (
+                    f"dies of {signal.Signals(-report.exitcode).name}"
+                    if killed
+                    else f"exits with {report.exitcode}"
+                )
                 return f"rank {rank} {how}\n{report.printed[-500:]}".strip()
         if failed := [(r.failed_at, n) for n, r in enumerate(self.reports) if r.error]:
             _, rank = min(failed)  # the others lost it
@@ -115,43 +130,55 @@ class Ran:
         return sum(kind == "F" for kind, *_ in self.reports[0].actions) // self.num_microbatches
 
     def timeline(self, step: int | None = None) -> Timeline:
-        """The forwards and backwards of a step, in ms; by default of the fastest. ValueError if the run failed."""
+        """The forwards and backwards of a step, in ms; by default of the fastest. ValueError if the
+        run failed.
+        """
         if self.failure:
             raise ValueError(f"a run that failed has no timeline: {self.failure}")
         if step is None:
-            return min(map(self.timeline, range(self.num_steps)), key=lambda timeline: timeline.makespan)
+            return min(
+                map(self.timeline, range(self.num_steps)), key=lambda timeline: timeline.makespan
+            )
         each = 2 * self.num_microbatches
         rows = [report.actions[step * each : (step + 1) * each] for report in self.reports]
         begin = min(start for row in rows for _, _, start, _ in row)
         starts, ends = ([(a[at] - begin) * 1e3 for row in rows for a in row] for at in (2, 3))
-        names = [[f"{rank}{kind}{m % self.num_microbatches}" for kind, m, *_ in row] for rank, row in enumerate(rows)]
+        names = [
+            [f"{rank}{kind}{m % self.num_microbatches}" for kind, m, *_ in row]
+            for rank, row in enumerate(rows)
+        ]
         return Timeline(Schedule(names, Path(self.file).stem), starts, ends, "ms", "measured")
 
     def __repr__(self) -> str:
         said = "".join(report.printed for report in self.reports)
-        failure = re.sub(r"([:;.]) (?=rank|and why|Deadlock)", r"\1\n", self.failure or "").replace(";\n", "\n")
+        failure = re.sub(r"([:;.]) (?=rank|and why|Deadlock)", r"\1\n", self.failure or "").replace(
+            ";\n", "\n"
+        )
         return f"{said}{failure.replace(' > in', chr(10) + '  > in')}".rstrip()
 
 
 def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: object) -> Ran:
-    """Run the file on so many ranks, with settings such as `M=8` in its environment, for `limit_s` seconds at most.
+    """Run the file on so many ranks, with settings such as `M=8` in its environment, for `limit_s`
+    seconds at most.
 
-    Like `M=8 torchrun --standalone --nproc-per-node 2 FILE`, without the seconds in which every process imports torch.
-    No process is left when this returns.
+    Like `M=8 torchrun --standalone --nproc-per-node 2 FILE`, without the seconds in which every
+    process imports torch. No process is left when this returns.
     """
     import multiprocessing as mp
 
     from pplab.runtime.processes import local_store
 
     if getattr(mp.current_process(), "_inheriting", False):
-        os._exit(UNGUARDED)  # a rank that imports the script: the process that started it says what is wrong with it
+        # a rank that imports the script: the process that started it says what is wrong with it
+        os._exit(UNGUARDED)
     path = located(file)
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["pplab.preload", __name__])
     environment = {name: str(value) for name, value in settings.items()}
     codes: list[int | None] = []
     with tempfile.TemporaryDirectory() as folder:
-        store = local_store(timedelta(seconds=START_S + limit_s))  # its port closes with the last who holds it
+        # its port closes with the last who holds it
+        store = local_store(timedelta(seconds=START_S + limit_s))
         processes = []
         try:
             for rank in range(positive_int("ranks", ranks)):
@@ -166,7 +193,9 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
                 process.kill()
             for process in processes:
                 process.join()
-        reports = tuple(_collected(Path(folder), rank, str(path), code) for rank, code in enumerate(codes))
+        reports = tuple(
+            _collected(Path(folder), rank, str(path), code) for rank, code in enumerate(codes)
+        )
     return Ran(path.name, int(settings.get("M", 1)), limit_s, reports)
 
 
@@ -177,15 +206,22 @@ def located(file: str | Path) -> Path:
 
 
 def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank, and that there is no GPU: its pace is slept, so no GPU could make it faster."""
+    """What torchrun tells a rank, and that there is no GPU: its pace is slept, so no GPU could make
+    it faster.
+    """
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}  # the store is there already
-    return {name: str(value) for name, value in (numbers | store | agent).items()} | {"CUDA_VISIBLE_DEVICES": ""}
+    # the store is there already
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    return {name: str(value) for name, value in (numbers | store | agent).items()} | {
+        "CUDA_VISIBLE_DEVICES": ""
+    }
 
 
 def _wait_for(processes: list[BaseProcess], limit_s: float) -> list[int | None]:
-    """The exit codes when all have ended; after one has failed, the others have little time left."""
+    """The exit codes when all have ended; after one has failed, the others have little time
+    left.
+    """
     until = time.monotonic() + START_S + limit_s
     while any(process.is_alive() for process in processes) and time.monotonic() < until:
         if any(process.exitcode for process in processes):
@@ -201,10 +237,14 @@ def _collected(folder: Path, rank: int, path: str, exitcode: int | None) -> Repo
     report, found = Report(), folder / f"{rank}.report"
     if found.exists():
         report = pickle.loads(found.read_bytes())
-    stood = re.findall(rf'File "{re.escape(path)}", line (\d+) in (.*)', (folder / f"{rank}.stuck").read_text())
+    stood = re.findall(
+        rf'File "{re.escape(path)}", line (\d+) in (.*)', (folder / f"{rank}.stuck").read_text()
+    )
     if stood and not report.ended:
         linecache.checkcache(path)  # since the last hang it may have been edited
-        frames = [(name, int(line), linecache.getline(path, int(line))) for line, name in reversed(stood)]
+        frames = [
+            (name, int(line), linecache.getline(path, int(line))) for line, name in reversed(stood)
+        ]
         report = replace(report, stuck=True, place=place(frames))
     printed = (folder / f"{rank}.log").read_text(errors="replace")
     return replace(report, printed=printed, exitcode=exitcode)
@@ -213,16 +253,21 @@ def _collected(folder: Path, rank: int, path: str, exitcode: int | None) -> Repo
 def place(frames: list[tuple[str, int, str]]) -> str:
     """Where in the file something happens: the last two calls, from outside to inside."""
     called = [frame for frame in frames if frame[0] != "<module>"] or frames
-    places = ("in " + f"{name}, line {line}".removeprefix("<module>, ") for name, line, _ in called[-2:])
+    places = (
+        "in " + f"{name}, line {line}".removeprefix("<module>, ") for name, line, _ in called[-2:]
+    )
     codes = (code.split("  #")[0].strip() for *_, code in called[-2:])
     return " > ".join(map("{}: {}".format, places, codes))
 
 
-def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Mapping[str, str]) -> None:
+def _be_rank(
+    path: str, folder: Path, rank: int, limit_s: float, environment: Mapping[str, str]
+) -> None:
     """In its own process: run the file, and leave a report."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the notebook, which ends its ranks
+    # an interrupt is for the notebook, which ends its ranks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -245,9 +290,17 @@ def _be_rank(path: str, folder: Path, rank: int, limit_s: float, environment: Ma
             report = replace(report, microbatches=seen(torch, names, M, error))
     except BaseException as error:
         faulthandler.cancel_dump_traceback_later()
-        frames = [(f.name, f.lineno, f.line) for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-        report = replace(report, error=said_of(error), place=place(frames), failed_at=time.monotonic())
-    (folder / f"{rank}.report").write_bytes(pickle.dumps(replace(report, actions=tuple(actions), shared=tuple(shared))))
+        frames = [
+            (f.name, f.lineno, f.line)
+            for f in traceback.extract_tb(error.__traceback__)
+            if f.filename == path
+        ]
+        report = replace(
+            report, error=said_of(error), place=place(frames), failed_at=time.monotonic()
+        )
+    (folder / f"{rank}.report").write_bytes(
+        pickle.dumps(replace(report, actions=tuple(actions), shared=tuple(shared)))
+    )
     sys.stdout.flush()
     os._exit(bool(report.error))
 
@@ -258,8 +311,12 @@ def said_of(error: BaseException) -> str:
 
 
 @contextmanager
-def _watched(actions: list[tuple[str, int, float, float]], shared: list[tuple[int, int]]) -> Iterator[None]:
-    """Note the forwards of what the file names `stage`, and the backwards through what they return."""
+def _watched(
+    actions: list[tuple[str, int, float, float]], shared: list[tuple[int, int]]
+) -> Iterator[None]:
+    """Note the forwards of what the file names `stage`, and the backwards through what they
+    return.
+    """
     import torch
     from torch import nn
 
@@ -274,7 +331,9 @@ def _watched(actions: list[tuple[str, int, float, float]], shared: list[tuple[in
         output = call(module, *inputs, **options)
         number = sum(kind == "F" for kind, *_ in actions)
         actions.append(("F", number, start, time.perf_counter()))
-        shared.extend((other, number) for other, place in lies.items() if place == inputs[0].data_ptr())
+        shared.extend(
+            (other, number) for other, place in lies.items() if place == inputs[0].data_ptr()
+        )
         lies[number] = inputs[0].data_ptr()
         if output.requires_grad:
             output.register_hook(lambda gradient: reached.append(number))
@@ -298,22 +357,41 @@ def _watched(actions: list[tuple[str, int, float, float]], shared: list[tuple[in
 
 def changed(found: list[Gradients]) -> list[int]:
     """The ranks whose weights aren't those that the others drew for them."""
-    others = [(rank, n, other) for rank, each in enumerate(found) for n in each.trained for other in found]
+    others = [
+        (rank, n, other) for rank, each in enumerate(found) for n in each.trained for other in found
+    ]
     return sorted({rank for rank, n, other in others if found[rank].weights[n] != other.weights[n]})
 
 
-def compare(torch: ModuleType, model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor) -> Gradients:
-    """The stage's gradients beside those of the whole model on the whole batch; `torch` may be the stand-in."""
+def compare(
+    torch: ModuleType, model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor
+) -> Gradients:
+    """The stage's gradients beside those of the whole model on the whole batch; `torch` may be the
+    stand-in.
+    """
     batch, weights = (
-        tuple(tensor.double().sum().item() for tensor in some) for some in ((inputs, targets), model.parameters())
+        tuple(tensor.double().sum().item() for tensor in some)
+        for some in ((inputs, targets), model.parameters())
     )
     loss = torch.nn.functional.mse_loss(model(inputs), targets)
     truth = torch.autograd.grad(loss, list(model.parameters()))
     own = {id(parameter) for parameter in stage.parameters()}
-    mine = [(n, p, g) for n, (p, g) in enumerate(zip(model.parameters(), truth, strict=True)) if id(p) in own]
+    mine = [
+        (n, p, g)
+        for n, (p, g) in enumerate(zip(model.parameters(), truth, strict=True))
+        if id(p) in own
+    ]
     there = [(p.grad, g) for _, p, g in mine if p.grad is not None]
     error = max((((a - b).abs().max() / b.abs().max()).item() for a, b in there), default=0.0)
-    scale = sum((a * b).sum() for a, b in there) / sum((b * b).sum() for _, b in there) if there else torch.ones(())
-    rest = max((((a - scale * b).abs().max() / a.abs().max()).item() for a, b in there), default=0.0)
+    scale = (
+        sum((a * b).sum() for a, b in there) / sum((b * b).sum() for _, b in there)
+        if there
+        else torch.ones(())
+    )
+    rest = max(
+        (((a - scale * b).abs().max() / a.abs().max()).item() for a, b in there), default=0.0
+    )
     scale = scale.item() if rest < 1e-4 else 1.0
-    return Gradients(len(truth), tuple(n for n, *_ in mine), len(mine) - len(there), error, scale, batch, weights)
+    return Gradients(
+        len(truth), tuple(n for n, *_ in mine), len(mine) - len(there), error, scale, batch, weights
+    )

@@ -16,9 +16,29 @@ from pplab.timeline import Timeline
 
 from .answers import actions_of, in_whole_backwards, rows_of, schedule_of, whole
 from .spine import one_f_one_b_file as your_pipeline
-from .verdict import Verdict, Wrong, checker, joined, numbers, one_or_several, readers_code, right, told, wrong
+from .verdict import (
+    Verdict,
+    Wrong,
+    checker,
+    joined,
+    numbers,
+    one_or_several,
+    readers_code,
+    right,
+    told,
+    wrong,
+)
 
-__all__ = ["by_hand", "longer_sequences", "order", "too_early", "traced", "twice_the_ranks", "unstick", "your_pipeline"]
+__all__ = [
+    "by_hand",
+    "longer_sequences",
+    "order",
+    "too_early",
+    "traced",
+    "twice_the_ranks",
+    "unstick",
+    "your_pipeline",
+]
 
 STUCK_ROWS = """0F0,0F1,0B0,0F2,0B1,0B2
 1F0,1F1,1F2,1B0,1B1,1B2
@@ -32,9 +52,14 @@ ENOUGH = 1.04  # of the best known bill
 
 @in_whole_backwards(stage_per_rank=True)
 @one_or_several
-@checker("five rows of actions, or a text with a line per rank", lambda answer: isinstance(answer, Iterable))
+@checker(
+    "five rows of actions, or a text with a line per rank",
+    lambda answer: isinstance(answer, Iterable),
+)
 def by_hand(answer: object) -> Verdict:
-    """Write the rows of 1F1B with 5 ranks and 3 microbatches: a text with a line per rank, such as "F0 F1 B0"."""
+    """Write the rows of 1F1B with 5 ranks and 3 microbatches: a text with a line per rank, such as
+    "F0 F1 B0".
+    """
     with told("", TypeError):
         rows = rows_of(answer)
     try:
@@ -54,7 +79,9 @@ def by_hand(answer: object) -> Verdict:
 @in_whole_backwards(stage_per_rank=True)
 @checker("a function of (rank, P, M)")
 def order(answer: Callable[[int, int, int], Iterable[str]]) -> Verdict:
-    """Write `order(rank, P, M)`: a rank's actions under 1F1B, as texts such as "F0". M may be smaller than P."""
+    """Write `order(rank, P, M)`: a rank's actions under 1F1B, as texts such as "F0". M may be
+    smaller than P.
+    """
     for P, M in ((4, 8), (2, 4), (3, 5), (1, 3), (6, 6), (4, 2), (5, 1)):
         with told(f"at {P} ranks and {M} microbatches: "):
             with readers_code():
@@ -62,7 +89,9 @@ def order(answer: Callable[[int, int, int], Iterable[str]]) -> Verdict:
             if any(row is None or row is ... for row in rows):
                 raise Wrong("your function returned nothing: it must return a list of actions")
             _is_1f1b(rows, P, M)
-    return right("at the floor at seven sizes, with P-s forwards in flight, or M where that is less")
+    return right(
+        "at the floor at seven sizes, with P-s forwards in flight, or M where that is less"
+    )
 
 
 def _is_row(rank: int, row: object, wanted: Iterable[object]) -> bool:
@@ -82,13 +111,20 @@ def _is_1f1b(rows: Iterable[object], P: int, M: int) -> None:
     caps = one_f_one_b_peak_in_flight(P, M)
     for rank, (held, cap) in enumerate(zip(schedule.peak_in_flight, caps, strict=True)):
         if held != cap:
-            raise Wrong(f"rank {rank} holds {held} forwards at its fullest; under 1F1B it holds {cap}")
+            raise Wrong(
+                f"rank {rank} holds {held} forwards at its fullest; under 1F1B it holds {cap}"
+            )
     if (took := simulate(schedule).makespan) != floor_makespan(P, M, 1, 2):
-        raise Wrong(f"the ranks hold what they should, but it takes {took}, and 1F1B {floor_makespan(P, M, 1, 2)}")
+        raise Wrong(
+            f"the ranks hold what they should, but it takes {took}, and 1F1B "
+            f"{floor_makespan(P, M, 1, 2)}"
+        )
 
 
 def twice_the_ranks(*answer: object) -> Verdict:
-    """The case on 8 ranks, 4 layers each, 1F1B, M=32: rank 0's activations, and what ranks 0 and 7 hold, in GB."""
+    """The case on 8 ranks, 4 layers each, 1F1B, M=32: rank 0's activations, and what ranks 0 and 7
+    hold, in GB.
+    """
     eight, four = (Case(num_ranks=ranks).row("1F1B", num_microbatches=32) for ranks in (8, 4))
     state = Case(num_ranks=8).state_gb()
     activations, half = eight.held_gb[0] - state[0], (four.held_gb[0] - Case().state_gb()[0]) / 2
@@ -97,13 +133,19 @@ def twice_the_ranks(*answer: object) -> Verdict:
     traps = (
         {
             gpipe: "that is GPipe's, with all 32 in flight",
-            half: "each piece is half as large, and rank 0 has more of them in flight than on four ranks",
+            half: "each piece is half as large, and rank 0 has more of them in flight than on four "
+            "ranks",
         },
         {activations + Case().state_gb()[0]: "the state of rank 0 gets smaller, too"},
         {state[-1]: "rank 7 has one microbatch in flight"},
     )
-    why = "eight in flight of half a piece are as much as four of a whole one: only the state of rank 0 gets smaller"
-    return numbers(joined(answer), (activations, eight.held_gb[0], eight.held_gb[-1]), why, names, traps=traps)
+    why = (
+        "eight in flight of half a piece are as much as four of a whole one: only the state of "
+        "rank 0 gets smaller"
+    )
+    return numbers(
+        joined(answer), (activations, eight.held_gb[0], eight.held_gb[-1]), why, names, traps=traps
+    )
 
 
 @in_whole_backwards(stage_per_rank=True)
@@ -113,11 +155,19 @@ def unstick(answer: object) -> Verdict:
     """Give `STUCK_ROWS` with one row reordered so that it runs at the floor: CSV text or rows."""
     schedule = schedule_of(answer, (3, 3, 3), "keep 3 ranks, 3 stages and 3 microbatches")
     stuck = [line.split(",") for line in STUCK_ROWS.split()]
-    changed = [rank for rank, row in enumerate(schedule.rows) if [str(a) for a in row] != stuck[rank]]
+    changed = [
+        rank for rank, row in enumerate(schedule.rows) if [str(a) for a in row] != stuck[rank]
+    ]
     if len(changed) > 1:
-        return wrong(f"rows {' and '.join(map(str, changed))} differ from the exercise's: reorder one row only")
+        return wrong(
+            f"rows {' and '.join(map(str, changed))} differ from the exercise's: reorder one row "
+            "only"
+        )
     if (makespan := simulate(schedule).makespan) > floor_makespan(3, 3, 1, 2):
-        alone = "No order of this row alone is faster than 18. If you reorder a different row, it takes 15"
+        alone = (
+            "No order of this row alone is faster than 18. If you reorder a different row, it "
+            "takes 15"
+        )
         better = "A different order of this row takes 15" if changed[0] == 0 else alone
         return wrong(f"with row {changed[0]} reordered it runs, in {makespan}. {better}")
     return right("the circle is broken, and the time is the floor")
@@ -125,33 +175,51 @@ def unstick(answer: object) -> Verdict:
 
 @cache
 def traced() -> Timeline:
-    """A step of exercise 6, simulated: 1F1B, P=4, M=12, in which one backward of rank 1 comes a forward too early."""
+    """A step of exercise 6, simulated: 1F1B, P=4, M=12, in which one backward of rank 1 comes a
+    forward too early.
+    """
     rows = [list(map(str, row)) for row in build("1F1B", num_ranks=4, num_microbatches=12).rows]
     row = rows[1]
-    late = [row.index(f"1F{m}") for m in (6, 7, 8)]  # each before its backward, one pair later than it should be
+    # each before its backward, one pair later than it should be
+    late = [row.index(f"1F{m}") for m in (6, 7, 8)]
     for at in late:
         row[at], row[at + 1] = row[at + 1], row[at]
     return simulate(Schedule(rows, "traced"))
 
 
 @one_or_several
-@checker('the text of an action, such as "3B5"', lambda answer: isinstance(answer, (str, list, tuple)))
+@checker(
+    'the text of an action, such as "3B5"', lambda answer: isinstance(answer, (str, list, tuple))
+)
 def too_early(answer: str | Sequence) -> Verdict:
     """P=4, M=12, in 54 instead of 45: which action comes too early?"""
     schedule = traced().schedule
     given = " ".join(map(str, actions_of(answer))).upper()
-    found = {str(action): (rank, action) for rank, row in enumerate(schedule.rows) for action in row}
+    found = {
+        str(action): (rank, action) for rank, row in enumerate(schedule.rows) for action in row
+    }
     if given not in found:
         return wrong(f"{answer} isn't an action of this schedule")
     rank, action = found[given]
     if given == TOO_EARLY:
-        return right("no forward comes before it, so from here on rank 1 has two in flight, and it needs three")
+        return right(
+            "no forward comes before it, so from here on rank 1 has two in flight, and it needs "
+            "three"
+        )
     if rank != 1:
-        return wrong(f"rank {rank}'s row is 1F1B's, action by action, and waits for a different rank")
+        return wrong(
+            f"rank {rank}'s row is 1F1B's, action by action, and waits for a different rank"
+        )
     if action.kind.name == "F":
-        return wrong("it is the right rank, but a forward that comes early would keep more in flight, not fewer")
+        return wrong(
+            "it is the right rank, but a forward that comes early would keep more in flight, not "
+            "fewer"
+        )
     later = action.microbatch > int(TOO_EARLY[2:])
-    return wrong(f"it is the right rank, but {'something went wrong before' if later else 'all is well up to'} {given}")
+    return wrong(
+        "it is the right rank, but "
+        f"{'something went wrong before' if later else 'all is well up to'} {given}"
+    )
 
 
 @checker(
@@ -159,20 +227,29 @@ def too_early(answer: str | Sequence) -> Verdict:
     lambda answer: isinstance(answer, Mapping) and set(answer) <= set(BEST_LONGER),
 )
 def longer_sequences(answer: Mapping[str, object]) -> Verdict:
-    """Sequences of 16,384 tokens, M=16: a cut, in_flight and recomputation that fit and cost little. What is left out
-    is 1F1B's own: an even cut, P-s in flight, nothing recomputed."""
-    asked = {name: value if isinstance(value, bool) else _whole(name, value) for name, value in answer.items()}
+    """Sequences of 16,384 tokens, M=16: a cut, in_flight and recomputation that fit and cost
+    little. What is left out is 1F1B's own: an even cut, P-s in flight, nothing recomputed.
+    """
+    asked = {
+        name: value if isinstance(value, bool) else _whole(name, value)
+        for name, value in answer.items()
+    }
     with told("", TypeError, ValueError):  # in_flight=True, or a cut of 33 layers
         row = LONGER.row("1F1B", num_microbatches=16, **asked)
     if not row.fits:
-        over = [f"rank {r} holds {gb:.1f} GB" for r, gb in enumerate(row.held_gb) if gb > LONGER.room_gb]
+        over = [
+            f"rank {r} holds {gb:.1f} GB" for r, gb in enumerate(row.held_gb) if gb > LONGER.room_gb
+        ]
         return wrong(f"it doesn't fit in {LONGER.room_gb:g} GB: {', '.join(over)}")
     best = _best_longer()
     says = f"it fits, and a billion tokens cost ${row.dollars:.2f}"
     if row.dollars > ENOUGH * best.dollars:
         more = f"{100 * (row.dollars / best.dollars - 1):.1f} % more than the best known"
         busiest = max(range(LONGER.num_ranks), key=row.timeline.busy.__getitem__)
-        slow = f"rank {busiest} has the most to do, {row.timeline.busy[busiest]:.2f} of {row.step_s:.2f} s"
+        slow = (
+            f"rank {busiest} has the most to do, {row.timeline.busy[busiest]:.2f} of "
+            f"{row.step_s:.2f} s"
+        )
         return wrong(f"{says}, {more}: come within {100 * (ENOUGH - 1):.0f} %; {slow}")
     if row.dollars < best.dollars - 0.005:
         return right(f"{says}, which is less than the best known, ${best.dollars:.2f}: tell us")

@@ -1,5 +1,6 @@
-"""What the exercises on a model of one's own take apart: a model that goes around its cut, a loss, and four that are
-ill."""
+"""What the exercises on a model of one's own take apart: a model that goes around its cut, a loss,
+and four that are ill.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +36,9 @@ class CountsRows(TransformersModel):
 
 
 class Drops(nn.Module):
-    """Dropout of a fifth. Torch's own drops other numbers on an Intel processor than elsewhere, and what these models
-    look like is recorded."""
+    """Dropout of a fifth. Torch's own drops other numbers on an Intel processor than elsewhere, and
+    what these models look like is recorded.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 6) to (B, 6)."""
@@ -62,8 +64,9 @@ class Skip(nn.Module):
 
 
 def handshakes(stages: Sequence[nn.Module], x: Tensor, y: Tensor) -> Tensor:
-    """Run stages from x towards y, and back, in this process, as ranks would; returns the output. `Wrong` where
-    one fails."""
+    """Run stages from x towards y, and back, in this process, as ranks would; returns the output.
+    `Wrong` where one fails.
+    """
     given, sent = [(x,)], []
     for number, stage in enumerate(stages):
         with readers_code(f"stage {number} raised"):
@@ -77,22 +80,32 @@ def handshakes(stages: Sequence[nn.Module], x: Tensor, y: Tensor) -> Tensor:
         if made is sent[-1]:
             nn.functional.mse_loss(made[0], y).backward()
         else:
-            pairs = [(t, g) for t, g in zip(made, backward_from, strict=True) if g is not None and t.requires_grad]
+            pairs = [
+                (t, g)
+                for t, g in zip(made, backward_from, strict=True)
+                if g is not None and t.requires_grad
+            ]
             torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
         backward_from = [t.grad for t in inputs]
     return sent[-1][0]
 
 
 def mean_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """The mean cross entropy of every token's scores (B, T, V) for the next token, where target (B, T) isn't -100."""
+    """The mean cross entropy of every token's scores (B, T, V) for the next token, where target (B,
+    T) isn't -100.
+    """
     following = target[:, 1:].flatten()
-    total = cross_entropy(scores[:, :-1].flatten(0, 1), following, ignore_index=IGNORED, reduction="sum")
+    total = cross_entropy(
+        scores[:, :-1].flatten(0, 1), following, ignore_index=IGNORED, reduction="sum"
+    )
     return total / (following != IGNORED).sum().clamp(min=1)
 
 
 @dataclass(frozen=True)
 class Patient:
-    """How far a model's gradients are from those of the whole batch, relative to the largest of all."""
+    """How far a model's gradients are from those of the whole batch, relative to the largest of
+    all.
+    """
 
     whole: float  # with M = 1
     cut: float  # with M = 4
@@ -101,7 +114,10 @@ class Patient:
     parameters: int  # that differ with M = 4
 
     def __str__(self) -> str:
-        far = (f"{x:9.0e}" if x > 1e-5 else "    equal" for x in (self.whole, self.cut, self.again, self.full))
+        far = (
+            f"{x:9.0e}" if x > 1e-5 else "    equal"
+            for x in (self.whole, self.cut, self.again, self.full)
+        )
         return f"{'  '.join(far)}{self.parameters:8}"
 
 
@@ -132,12 +148,18 @@ def _batch(gaps: bool) -> tuple[Tensor, Tensor]:
     return x, target.masked_fill(torch.arange(16) < 5, IGNORED) if gaps else target
 
 
-def _gradients(what: str, batch: tuple[Tensor, Tensor], num_microbatches: int, healthy: bool = False) -> list[Tensor]:
+def _gradients(
+    what: str, batch: tuple[Tensor, Tensor], num_microbatches: int, healthy: bool = False
+) -> list[Tensor]:
     """Of a step that is cut into microbatches. Healthy: as one process has them."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         middle = {ILL["A"]: nn.BatchNorm1d(6), ILL["D"]: Drops()}.get(what, nn.Tanh())
-        first, second, last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        first, second, last = (
+            nn.Linear(6, 6, bias=False),
+            nn.Linear(6, 6),
+            nn.Linear(6, 6, bias=False),
+        )
     tied = what == ILL["B"]
     if tied:
         last.weight = first.weight if healthy else nn.Parameter(first.weight.detach().clone())

@@ -1,8 +1,10 @@
-"""The pipeline that the reader builds: plain files that torchrun starts, each a small change of the one before.
+"""The pipeline that the reader builds: plain files that torchrun starts, each a small change of the
+one before.
 
-`shown` and `begin` leave the bodies of functions to the reader, `changes` shows what one file has that another hasn't,
-`run` runs a file, and the checkers run the reader's. What a checker says of order, of forwards held, of time and of
-gradients was observed from outside (pplab_course.observed); what the file prints is shown, and believed by nobody.
+`shown` and `begin` leave the bodies of functions to the reader, `changes` shows what one file has
+that another hasn't, `run` runs a file, and the checkers run the reader's. What a checker says of
+order, of forwards held, of time and of gradients was observed from outside (pplab_course.observed);
+what the file prints is shown, and believed by nobody.
 """
 
 from __future__ import annotations
@@ -31,7 +33,16 @@ from .notebook import Source
 from .observed import Ran, located
 from .verdict import UNASKED, Verdict, Wrong, checker, right, told
 
-__all__ = ["begin", "changes", "gpipe_file", "joined", "naive_file", "one_f_one_b_file", "run", "shown"]
+__all__ = [
+    "begin",
+    "changes",
+    "gpipe_file",
+    "joined",
+    "naive_file",
+    "one_f_one_b_file",
+    "run",
+    "shown",
+]
 
 TO_WRITE = "...  # yours"
 TOLERANCE = 1.3  # of a step's time over the predicted
@@ -40,10 +51,11 @@ LAST = "do all messages leave, the last one of a step, too?"
 
 
 def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: object) -> Ran:
-    """Run the file on so many ranks: processes, and in the book's page simulated ranks, which need no torch.
+    """Run the file on so many ranks: processes, and in the book's page simulated ranks, which need
+    no torch.
 
-    `limit_s` and the settings are those of `observed.run`. Where the processes hang, simulated ranks run the same file
-    and say why.
+    `limit_s` and the settings are those of `observed.run`. Where the processes hang, simulated
+    ranks run the same file and say why.
     """
     from . import simulated
 
@@ -61,9 +73,13 @@ def shown(file: str | Path, *functions: str) -> Source:
 
 
 def begin(file: str | Path, *functions: str, to: str = "my_pipe.py") -> str:
-    """Copy the file without the bodies of these functions, which the reader writes. A copy that is there stays."""
+    """Copy the file without the bodies of these functions, which the reader writes. A copy that is
+    there stays.
+    """
     without = f" without the body of {', '.join(functions)}" if functions else ""
-    return written(to, _without(located(file).read_text(), functions), f"{to} is a copy of {file}{without}")
+    return written(
+        to, _without(located(file).read_text(), functions), f"{to} is a copy of {file}{without}"
+    )
 
 
 def with_faults(file: str | Path, faults: tuple[tuple[str, str], ...]) -> str:
@@ -78,13 +94,17 @@ def with_faults(file: str | Path, faults: tuple[tuple[str, str], ...]) -> str:
 def written(to: str | Path, text: str, says: str) -> str:
     """Write a file for the reader, and return what it says of it; one that is there is theirs."""
     if Path(to).exists():
-        return f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
+        return (
+            f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
+        )
     Path(to).write_text(text)
     return says
 
 
 def joined(file: str | Path, *functions: str, of: str | Path, to: str) -> str:
-    """Write a file that is the first one with these functions `of` the other one; returns its name."""
+    """Write a file that is the first one with these functions `of` the other one; returns its
+    name.
+    """
     text, other = located(file).read_text(), located(of).read_text()
     for name in functions:
         text = text.replace(_lines(text, name), _lines(other, name))
@@ -105,7 +125,9 @@ def _lines(text: str, name: str) -> str:
 
 
 def _without(text: str, functions: tuple[str, ...]) -> str:
-    """The text with dots for the functions' bodies. A comment that heads a body stays: it says what to write."""
+    """The text with dots for the functions' bodies. A comment that heads a body stays: it says what
+    to write.
+    """
     for name in functions:
         node, lines = _function(text, name), text.splitlines(keepends=True)
         lines[node.body[0].lineno - 1 : node.end_lineno] = [f"    {TO_WRITE}\n"]
@@ -125,7 +147,9 @@ def changes(old: str | Path, new: str | Path) -> Changes:
 
 
 class Changes:
-    """The lines that go from one file (-) and those that come in the next (+), with a few around them."""
+    """The lines that go from one file (-) and those that come in the next (+), with a few around
+    them.
+    """
 
     def __init__(self, old: str | Path, new: str | Path):
         self.title = f"{old} → {new}"
@@ -148,10 +172,15 @@ class Changes:
         return "\n".join([self.title, *(f"{sign} {line}".rstrip() for sign, line in self.lines())])
 
     def _repr_html_(self) -> str:
-        """Colours that are right on light and on dark; a line that is too long goes on under itself."""
+        """Colours that are right on light and on dark; a line that is too long goes on under
+        itself.
+        """
         body = "".join(_html_line(sign, line) for sign, line in self.lines())
         style = "font:.85em/1.5 monospace;max-width:60em"
-        return f'<div class="pplab-changes" style="{style}"><div><b>{html.escape(self.title)}</b></div>{body}</div>'
+        return (
+            '<div class="pplab-changes" '
+            f'style="{style}"><div><b>{html.escape(self.title)}</b></div>{body}</div>'
+        )
 
 
 _FIXED = "\N{NO-BREAK SPACE}"  # after another one, a long word would begin on the line below
@@ -163,20 +192,29 @@ def _html_line(sign: str, line: str) -> str:
     code = line.lstrip()
     start = sign + " " * (1 + len(line) - len(code))
     hang = len(start) + 4  # characters by which what is too long goes on further right
-    edge = f"border-left:4px solid {colour or 'transparent'};" + (f"background:{colour}2e;" if colour else "")
-    style = f"{edge}display:block;white-space:pre-wrap;overflow-wrap:anywhere;text-decoration:none;margin:0;"
+    edge = f"border-left:4px solid {colour or 'transparent'};" + (
+        f"background:{colour}2e;" if colour else ""
+    )
+    style = (
+        f"{edge}display:block;white-space:pre-wrap;overflow-wrap:anywhere;"
+        "text-decoration:none;margin:0;"
+    )
     indent = f"padding-left:{hang}ch;text-indent:-{hang}ch"
     return f'<{tag} style="{style}{indent}">{start.replace(" ", _FIXED)}{html.escape(code)}</{tag}>'
 
 
 def _code(text: str) -> list[str]:
-    """A file's lines behind its docstring, which says what it is and changes anyway; one blank line for several."""
+    """A file's lines behind its docstring, which says what it is and changes anyway; one blank line
+    for several.
+    """
     first = ast.parse(text).body[0]
     lines = text.splitlines()[first.end_lineno if isinstance(first, ast.Expr) else 0 :]
     return [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
 
 
-file_checker = checker('the name of your file, such as "my_pipe.py"', lambda answer: isinstance(answer, (str, Path)))
+file_checker = checker(
+    'the name of your file, such as "my_pipe.py"', lambda answer: isinstance(answer, (str, Path))
+)
 
 
 @file_checker
@@ -187,23 +225,35 @@ def naive_file(answer: object) -> Verdict:
 
 @file_checker
 def gpipe_file(answer: object) -> Verdict:
-    """Write GPipe: a file that torchrun starts on any number of ranks from 2 on, with M microbatches."""
+    """Write GPipe: a file that torchrun starts on any number of ranks from 2 on, with M
+    microbatches.
+    """
     return judge(answer, "GPipe", ((2, 4), (3, 5)), (4, 8))
 
 
 @file_checker
 def one_f_one_b_file(answer: object) -> Verdict:
-    """Write 1F1B: a file that torchrun starts on any number of ranks from 2 on, with M microbatches."""
+    """Write 1F1B: a file that torchrun starts on any number of ranks from 2 on, with M
+    microbatches.
+    """
     try:
         return judge(answer, "1F1B", ((2, 4), (3, 5), (4, 2)), (4, 8))
     except Wrong as error:
-        if "hasn't ended" not in str(error) or any(known in str(error) for known in (": send(", ": let ")):
+        if "hasn't ended" not in str(error) or any(
+            known in str(error) for known in (": send(", ": let ")
+        ):
             raise
-        raise Wrong(f"{error}. Whoever waits in receive waits for a message that nobody has sent: {LAST}") from None
+        raise Wrong(
+            f"{error}. Whoever waits in receive waits for a message that nobody has sent: {LAST}"
+        ) from None
 
 
 def judge(
-    file: str | Path, name: str, sizes: tuple[tuple[int, int], ...], timed: tuple[int, int], lag: float = 0
+    file: str | Path,
+    name: str,
+    sizes: tuple[tuple[int, int], ...],
+    timed: tuple[int, int],
+    lag: float = 0,
 ) -> Verdict:
     """Run the file at some sizes as fast as it can, and at one with its pace, to compare its time.
 
@@ -233,12 +283,19 @@ def judge(
         if took <= TOLERANCE * alone:
             break
     pace = f"with {P} ranks and a forward of {1e3 * forward_s:g} ms"
-    times = f"{pace}, the fastest step took {took:.0f} ms, its forwards and backwards alone {alone:.0f} ms"
+    times = (
+        f"{pace}, the fastest step took {took:.0f} ms, its forwards and backwards alone "
+        f"{alone:.0f} ms"
+    )
     if took > TOLERANCE * alone:
-        raise Wrong(f"gradients and order are right, but {times}: do ranks wait needlessly, or is the machine busy?")
+        raise Wrong(
+            f"gradients and order are right, but {times}: do ranks wait needlessly, or is the "
+            "machine busy?"
+        )
     if lag == 0 and _starts_late(ran):
         raise Wrong(
-            f"gradients and order are right, but {times}: rank 1 begins only after all of rank 0's first forwards. "
+            f"gradients and order are right, but {times}: rank 1 begins only after all of rank 0's "
+            "first forwards. "
             "Does what rank 0 sends wait there until it receives something?"
         )
     if took < 0.99 * alone:
@@ -255,7 +312,9 @@ def _tell(how_far: str) -> None:
 
 
 def _starts_late(ran: Ran) -> bool:
-    """Whether in every step rank 1 begins after the last forward before rank 0's first backward, if they are many."""
+    """Whether in every step rank 1 begins after the last forward before rank 0's first backward, if
+    they are many.
+    """
     upper, lower = (report.actions for report in ran.reports[:2])
     late = []
     for first in range(0, len(upper), 2 * ran.num_microbatches):
@@ -270,12 +329,20 @@ def to_write(path: Path) -> list[str]:
     try:
         tree = ast.parse(path.read_text())
     except SyntaxError as error:
-        raise Wrong(f"line {error.lineno} isn't Python ({error.msg}): {(error.text or '').strip()}") from None
-    return [f.name for f in tree.body if isinstance(f, ast.FunctionDef) and ast.unparse(f.body[-1]) == "..."]
+        raise Wrong(
+            f"line {error.lineno} isn't Python ({error.msg}): {(error.text or '').strip()}"
+        ) from None
+    return [
+        f.name
+        for f in tree.body
+        if isinstance(f, ast.FunctionDef) and ast.unparse(f.body[-1]) == "..."
+    ]
 
 
 def run_as(path: Path, name: str, P: int, M: int, pace_s: float, **settings: float) -> Ran:
-    """Run the file; `Wrong` if it fails, has other gradients than one process, or isn't that schedule."""
+    """Run the file; `Wrong` if it fails, has other gradients than one process, or isn't that
+    schedule.
+    """
     wanted = build(name, num_ranks=P, num_microbatches=M)
     tickets = ",".join(map(str, wanted.peak_in_flight))
     ran = run(path, P, M=M, PACE=pace_s, TICKETS=tickets, limit_s=LIMIT_S + 10 * pace_s, **settings)
@@ -292,24 +359,38 @@ def check_run(ran: Ran, path: Path) -> None:
     if ran.failure:
         raise Wrong(ran.failure + (UNASKED if "NoneType" in ran.failure else ""))
     if lacks := ran.reports[0].lacks:
-        raise Wrong(f"the file has no {' and no '.join(lacks)} at its end: the checker compares by these names")
+        raise Wrong(
+            f"the file has no {' and no '.join(lacks)} at its end: the checker compares by these "
+            "names"
+        )
     _check_counts(ran)
-    check([r.microbatches for r in ran.reports], are_off=all(not r.gradients.error <= EQUAL for r in ran.reports))
+    check(
+        [r.microbatches for r in ran.reports],
+        are_off=all(not r.gradients.error <= EQUAL for r in ran.reports),
+    )
     with told(after=thrown_away(path)):
         _check_gradients(ran)
 
 
 def _check_counts(ran: Ran) -> None:
-    """As many backwards as forwards, and a forward of every microbatch in every step, on every rank."""
+    """As many backwards as forwards, and a forward of every microbatch in every step, on every
+    rank.
+    """
     for rank, report in enumerate(ran.reports):
         kinds = [kind for kind, *_ in report.actions]
         forwards, backwards = kinds.count("F"), kinds.count("B")
         if not forwards:
             raise Wrong(f"rank {rank} never calls stage(x)")
         if backwards != forwards:
-            raise Wrong(f"rank {rank} had {forwards} forwards and {backwards} backwards through what they returned")
+            raise Wrong(
+                f"rank {rank} had {forwards} forwards and {backwards} backwards through what they "
+                "returned"
+            )
         if forwards % ran.num_microbatches or forwards != ran.num_steps * ran.num_microbatches:
-            raise Wrong(f"rank {rank} had {forwards} forwards, which isn't one for each microbatch in each step")
+            raise Wrong(
+                f"rank {rank} had {forwards} forwards, which isn't one for each microbatch in each "
+                "step"
+            )
 
 
 def _check_gradients(ran: Ran) -> None:
@@ -318,9 +399,12 @@ def _check_gradients(ran: Ran) -> None:
     trained = sorted(n for each in found for n in each.trained)
     if trained != list(range(found[0].of)):
         raise Wrong(
-            f"the ranks' stages have {len(trained)} parameters, the model {found[0].of}: each must be in one stage"
+            f"the ranks' stages have {len(trained)} parameters, the model {found[0].of}: each must "
+            "be in one stage"
         )
-    if missing := [f"{each.missing} of rank {rank}" for rank, each in enumerate(found) if each.missing]:
+    if missing := [
+        f"{each.missing} of rank {rank}" for rank, each in enumerate(found) if each.missing
+    ]:
         raise Wrong(f"parameters without a gradient: {', '.join(missing)}")
     if off := [rank for rank, each in enumerate(found) if not each.error <= EQUAL]:
         scales = {round(each.scale, 3) for each in found}
@@ -330,15 +414,26 @@ def _check_gradients(ran: Ran) -> None:
         others = f"; those of {_ranks(fine)} are right" if fine else ""
         worst = max(found[rank].error for rank in off)
         if any(found[rank].error != found[rank].error for rank in off):
-            raise Wrong(f"gradients of {_ranks(off)} are no numbers{others}: did you use a message before it came?")
-        says = f"gradients of {_ranks(off)} differ from one process's, by up to {worst:.2g} times the largest{others}"
+            raise Wrong(
+                f"gradients of {_ranks(off)} are no numbers{others}: did you use a message before "
+                "it came?"
+            )
+        says = (
+            f"gradients of {_ranks(off)} differ from one process's, by up to {worst:.2g} times the "
+            f"largest{others}"
+        )
         if other := [rank for rank, each in enumerate(found) if each.batch != found[0].batch]:
             of = "isn't that" if len(other) == 1 else "aren't those"
-            says += f"; at the end the batch of {_ranks(other)} {of} of rank 0: was it drawn otherwise, or has"
+            says += (
+                f"; at the end the batch of {_ranks(other)} {of} of rank 0: was it drawn "
+                "otherwise, or has"
+            )
             says += " `receive` filled the tensor that it was given?"
         if drifted := observed.changed(found):
             copies = f"the weights of {_ranks(drifted)} aren't the other ranks' copies of them"
-            says += f"; at the end {copies}: was the model drawn otherwise, or has `step` changed them?"
+            says += (
+                f"; at the end {copies}: was the model drawn otherwise, or has `step` changed them?"
+            )
         raise Wrong(says)
 
 
@@ -351,8 +446,13 @@ def _check_order(ran: Ran, wanted: Schedule) -> None:
     for step in range(ran.num_steps):
         seen = ran.timeline(step).schedule
         took, best = simulate(seen).makespan, simulate(wanted).makespan
-        time = f"its order takes {took} units of time (a forward 1, a backward 2), and {wanted.name}'s {best}"
-        for rank, (held, cap) in enumerate(zip(seen.peak_in_flight, wanted.peak_in_flight, strict=True)):
+        time = (
+            f"its order takes {took} units of time (a forward 1, a backward 2), and "
+            f"{wanted.name}'s {best}"
+        )
+        for rank, (held, cap) in enumerate(
+            zip(seen.peak_in_flight, wanted.peak_in_flight, strict=True)
+        ):
             if held != cap:
                 holds = f"rank {rank} holds {plural(held, 'forward')} at most, {wanted.name} {cap}"
                 says = f"gradients are right, but {holds}"

@@ -1,7 +1,8 @@
 """What a checker says, and what all checkers share: a decorator, the reader's code, numbers.
 
-A checker takes an answer and returns a `Verdict`. It is decorated with `checker`, unless it only asks a function that
-is, such as `number`. Within it, whatever finds a fault may raise `Wrong` with the words of the verdict.
+A checker takes an answer and returns a `Verdict`. It is decorated with `checker`, unless it only
+asks a function that is, such as `number`. Within it, whatever finds a fault may raise `Wrong` with
+the words of the verdict.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from numbers import Real
 
 MOST_ORDERS = 200  # of several numbers, which are tried when they aren't right as they stand
 _AROUND = str.maketrans(",;()[]{}'\"", " " * 10)  # the numbers of a text
-UNASKED = ": a tensor that nobody asked for a gradient has None"  # behind an error that speaks of NoneType
+# behind an error that speaks of NoneType
+UNASKED = ": a tensor that nobody asked for a gradient has None"
 
 
 class Verdict:
@@ -29,11 +31,16 @@ class Verdict:
         return bool(self.right)
 
     def __repr__(self) -> str:
-        return f"{ {True: '✓ right', False: '✗ not yet', None: '… not answered'}[self.right] }: {self.says}"
+        return (
+            f"{ {True: '✓ right', False: '✗ not yet', None: '… not answered'}[self.right] }: "
+            f"{self.says}"
+        )
 
 
 class Wrong(Exception):
-    """What is wrong with an answer, raised from wherever it is found; `checker` makes the verdict of it."""
+    """What is wrong with an answer, raised from wherever it is found; `checker` makes the verdict
+    of it.
+    """
 
 
 def right(says: str) -> Verdict:
@@ -47,8 +54,9 @@ def wrong(says: str) -> Verdict:
 
 
 def values_of(answer: object) -> tuple:
-    """The numbers of an answer: those of a text, whatever stands between and around them, and of a sequence of numbers
-    and such texts; a text with anything else in it stays as it is."""
+    """The numbers of an answer: those of a text, whatever stands between and around them, and of a
+    sequence of numbers and such texts; a text with anything else in it stays as it is.
+    """
     if isinstance(answer, str):
         values = tuple(map(_value, answer.translate(_AROUND).split()))
         return (answer,) if any(isinstance(value, str) for value in values) else values
@@ -80,10 +88,14 @@ def one_or_several(check: Callable[[object], Verdict]) -> Callable[..., Verdict]
     return checked
 
 
-def checker(expected: str | None = None, fits: Callable[[object], bool] = callable) -> Callable[[Callable], Callable]:
-    """Decorate a function from an answer to a verdict: dots are no answer, and `Wrong` is a verdict.
+def checker(
+    expected: str | None = None, fits: Callable[[object], bool] = callable
+) -> Callable[[Callable], Callable]:
+    """Decorate a function from an answer to a verdict: dots are no answer, and `Wrong` is a
+    verdict.
 
-    With `expected`, an answer that doesn't fit is told so, with what was expected: by default some function.
+    With `expected`, an answer that doesn't fit is told so, with what was expected: by default some
+    function.
     """
 
     def decorate(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
@@ -106,7 +118,9 @@ def checker(expected: str | None = None, fits: Callable[[object], bool] = callab
 def checker_of_each(letters: str) -> Callable[[Callable], Callable]:
     """`checker` for an answer with a value for each letter, such as {"A": 1, "B": 2}."""
     expected = f"a dict with the keys {', '.join(letters[:-1])} and {letters[-1]}"
-    return checker(expected, lambda answer: isinstance(answer, dict) and set(answer) == set(letters))
+    return checker(
+        expected, lambda answer: isinstance(answer, dict) and set(answer) == set(letters)
+    )
 
 
 def matched(
@@ -127,7 +141,9 @@ def matched(
 
 @contextmanager
 def readers_code(said: str = "your function raised") -> Iterator[None]:
-    """Around the reader's code: whatever it raises is the answer to show, behind what is `said` of it."""
+    """Around the reader's code: whatever it raises is the answer to show, behind what is `said` of
+    it.
+    """
     try:
         yield
     except Exception as error:
@@ -136,7 +152,9 @@ def readers_code(said: str = "your function raised") -> Iterator[None]:
 
 @contextmanager
 def told(where: str = "", *errors: type[Exception], after: str = "") -> Iterator[None]:
-    """Tells the reader of what is `Wrong` in it, and of these errors: what they say, between where and what `after`."""
+    """Tells the reader of what is `Wrong` in it, and of these errors: what they say, between where
+    and what `after`.
+    """
     try:
         yield
     except (Wrong, *errors) as error:
@@ -153,11 +171,13 @@ def number(
     tolerance: float = 1e-3,
     digits: int = 3,
 ) -> Verdict:
-    """Check a number: an int exactly, a float to a relative tolerance or as rounded by whoever answers.
+    """Check a number: an int exactly, a float to a relative tolerance or as rounded by whoever
+    answers.
 
-    Rounded is the expected number to as many significant digits as the answer has, and to `digits` of them at least.
-    `traps` explains the wrong ones that people give. Of a count it isn't said which way it lies, unless the answer is
-    far off: whoever asks again and again would be led to it.
+    Rounded is the expected number to as many significant digits as the answer has, and to `digits`
+    of them at least. `traps` explains the wrong ones that people give. Of a count it isn't said
+    which way it lies, unless the answer is far off: whoever asks again and again would be led to
+    it.
     """
     if isinstance(answer, str) and isinstance(answer := _value(answer.strip()), str):
         return wrong(f"expected a number, got the text {answer!r}: write it without quotes")
@@ -173,7 +193,10 @@ def number(
     direction = "smaller" if answer > expected else "larger"
     if isinstance(expected, int):
         far = not expected / 2 <= answer <= 2 * expected
-        return wrong(f"{answer:g} isn't it; " + (f"the number is much {direction}" if far else "the hint may help"))
+        return wrong(
+            f"{answer:g} isn't it; "
+            + (f"the number is much {direction}" if far else "the hint may help")
+        )
     if _near(answer, expected, 0.02):
         if _significant(answer) < digits:
             return wrong(f"{answer:g} is near: give {digits} digits")
@@ -191,11 +214,15 @@ def numbers(
     traps: Iterable[Mapping[float, str]] | None = None,
     digits: int = 3,
 ) -> Verdict:
-    """Check several numbers, each with a name, and perhaps with traps; the first wrong one is told."""
+    """Check several numbers, each with a name, and perhaps with traps; the first wrong one is
+    told.
+    """
     expected, names = tuple(expected), tuple(names)
     traps = tuple(traps or ({},) * len(names))
     if isinstance(answer, (Mapping, Set)) or not isinstance(answer, Iterable):
-        return wrong(f"expected {len(expected)} numbers in a row ({', '.join(names)}), got {answer!r}")
+        return wrong(
+            f"expected {len(expected)} numbers in a row ({', '.join(names)}), got {answer!r}"
+        )
     answer = values_of(answer)
     if len(answer) != len(expected):
         return wrong(f"expected {len(expected)} numbers ({', '.join(names)}), got {len(answer)}")
@@ -228,13 +255,19 @@ def _same(answer: Real, value: float, tolerance: float, digits: int) -> bool:
         return True
     if not (found := _significant(answer)):
         return False
-    last = Decimal(repr(float(answer))).adjusted() - max(found, digits) + 1  # the place of the last digit
-    return abs(float(answer) - value) <= 0.5 * 10.0**last * (1 + 1e-9)  # a half may be rounded up or down
+    # the place of the last digit
+    last = Decimal(repr(float(answer))).adjusted() - max(found, digits) + 1
+    # a half may be rounded up or down
+    return abs(float(answer) - value) <= 0.5 * 10.0**last * (1 + 1e-9)
 
 
 def _significant(answer: Real) -> int:
     """How many digits a number has from its first to its last that isn't 0."""
-    return len(Decimal(repr(float(answer))).normalize().as_tuple().digits) if answer and isfinite(answer) else 0
+    return (
+        len(Decimal(repr(float(answer))).normalize().as_tuple().digits)
+        if answer and isfinite(answer)
+        else 0
+    )
 
 
 def _near(a: float, b: float, tolerance: float) -> bool:

@@ -1,7 +1,9 @@
-"""Where one gets a schedule, and whether torch leaves its stages compiled: one answer for all tables that recommend.
+"""Where one gets a schedule, and whether torch leaves its stages compiled: one answer for all
+tables that recommend.
 
-Read in Megatron-LM d98e8a64, torch 2.13, torchtitan b5bcd76c, DeepSpeed edaa7221, nanotron 2411b022,
-PithTrain 23db1829, MindSpeed 9f9eebfa, Paddle fbdbb234 and the authors' repositories; tests ask torch itself.
+Read in Megatron-LM d98e8a64, torch 2.13, torchtitan b5bcd76c, DeepSpeed edaa7221, nanotron
+2411b022, PithTrain 23db1829, MindSpeed 9f9eebfa, Paddle fbdbb234 and the authors' repositories;
+tests ask torch itself.
 """
 
 from __future__ import annotations
@@ -32,12 +34,15 @@ WAITING = {"1F1B": "Megatron-LM, torch", "Interleaved1F1B": "Megatron-LM (VPP)"}
 
 
 def who_has(schedule: Schedule) -> tuple[str, str]:
-    """Where one gets it, and what becomes of compiled stages: "kept", "lost" with split backwards, "" outside torch."""
+    """Where one gets it, and what becomes of compiled stages: "kept", "lost" with split backwards,
+    "" outside torch.
+    """
     has, (P, M) = OWNERS.get(schedule.name), (schedule.num_ranks, schedule.num_microbatches)
     if schedule.name == "1F1B" and schedule != build("1F1B", num_ranks=P, num_microbatches=M):
         has = ROWS  # no class has tickets
     if schedule.copies > 1 or has == AUTHORS or any(map(unknown_to_torch, schedule.rows)):
-        return has or "nobody", ""  # torch knows no two copies, no slices, and of pairs only whole ones
+        # torch knows no two copies, no slices, and of pairs only whole ones
+        return has or "nobody", ""
     return has or ROWS, "lost" if "I" in str(schedule.rows) else "kept"
 
 
@@ -54,7 +59,8 @@ class Owned(Ledger):
         return found
 
     def _repr_html_(self) -> str:
-        told = super()._repr_html_().replace(", ", ", <br>")  # narrow, so that a page has room for all columns
+        # narrow, so that a page has room for all columns
+        told = super()._repr_html_().replace(", ", ", <br>")
         return told.replace("LM (", "LM <br>(")
 
 
@@ -67,6 +73,7 @@ def _owner(entry: Entry) -> tuple[str, str]:
     if len(set(entry.cut or ())) > 1:
         owners = [owner for owner in owners if owner != AUTHORS]  # whose V has an even cut alone
     again = entry.recompute or (0,)
-    if again is not True and len(set(again)) > 1:  # Megatron-LM's --recompute-num-layers is one number
+    # Megatron-LM's --recompute-num-layers is one number
+    if again is not True and len(set(again)) > 1:
         owners = [owner for owner in owners if "Megatron" not in owner]
     return ", ".join(owners) or "nobody", compiled

@@ -30,7 +30,9 @@ from .verdict import (
     wrong,
 )
 
-LAST_ROW = " ".join(str(a) for a in build("ZB-H1", num_ranks=4, num_microbatches=8).rows[3] if a.kind.name != "W")
+LAST_ROW = " ".join(
+    str(a) for a in build("ZB-H1", num_ranks=4, num_microbatches=8).rows[3] if a.kind.name != "W"
+)
 
 CLUSTERS = {"A": "barrier", "B": "network", "C": "splitting", "D": "short W"}
 CAUSES = tuple(sorted(CLUSTERS.values()))
@@ -41,7 +43,8 @@ def put_off(inputs, weight, gradients):
         now.append(g @ weight)
         later.append(lambda: g.t() @ x)
     return now, sum(product() for product in later)"""
-# Of six cuts, with up to five, three and one layers recomputed on ranks 0 to 2, each searched, the nearest once more
+# Of six cuts, with up to five, three and one layers recomputed on ranks 0 to 2, each searched, the
+# nearest once more
 BEST_KNOWN = {"cut": (8, 8, 9, 7), "recompute": (3, 0, 0, 0)}
 NEAR = 0.5  # dollars above it; the floor of every cut without recomputation is higher
 
@@ -49,20 +52,33 @@ NEAR = 0.5  # dollars above it; the floor of every cut without recomputation is 
 @one_or_several
 @checker()
 def place_weights(answer: object) -> Verdict:
-    """Rank 3 of ZB-H1, 4 ranks and 8 microbatches: put the eight W's into `LAST_ROW`, for 28 with at most 3 held."""
+    """Rank 3 of ZB-H1, 4 ranks and 8 microbatches: put the eight W's into `LAST_ROW`, for 28 with
+    at most 3 held.
+    """
     schedule = schedule_of([*build("ZB-H1", num_ranks=4, num_microbatches=8).rows[:3], answer])
     timeline = simulate(schedule)
     if timeline.makespan > 28:
         if timeline.spans_per_rank[3] > 24:
-            return wrong(f"it takes {timeline.makespan:g}: rank 3 waits inside its row; put W's where it does")
-        return wrong(f"it takes {timeline.makespan:g}: some W's delay the input gradients that rank 2 waits for")
+            return wrong(
+                f"it takes {timeline.makespan:g}: rank 3 waits inside its row; put W's where it "
+                "does"
+            )
+        return wrong(
+            f"it takes {timeline.makespan:g}: some W's delay the input gradients that rank 2 waits "
+            "for"
+        )
     if timeline.peak_in_flight[3] > 3:
-        return wrong(f"it is short enough, but rank 3 holds {timeline.peak_in_flight[3]}: run some W's earlier")
+        return wrong(
+            f"it is short enough, but rank 3 holds {timeline.peak_in_flight[3]}: run some W's "
+            "earlier"
+        )
     return right("28, and rank 3 holds 3")
 
 
 def zb_h1_builder(answer: object) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches)` for ZB-H1: 1F1B's bubble less, P forwards held at most."""
+    """Write `rows(num_ranks, num_microbatches)` for ZB-H1: 1F1B's bubble less, P forwards held at
+    most.
+    """
 
     def judge(timeline: Timeline, P: int, M: int) -> str | None:
         theirs = simulate(build("ZB-H1", num_ranks=P, num_microbatches=M))
@@ -70,7 +86,11 @@ def zb_h1_builder(answer: object) -> Verdict:
             return f"the peaks are {timeline.peak_in_flight}; no rank may hold more than {P}"
         if timeline.makespan > theirs.makespan:
             fused = floor_makespan(P, M, 1, 2)
-            less = "no less than 1F1B's" if timeline.makespan >= fused else f"better than 1F1B's {fused}"
+            less = (
+                "no less than 1F1B's"
+                if timeline.makespan >= fused
+                else f"better than 1F1B's {fused}"
+            )
             return f"the makespan is {timeline.makespan}, {less}; ZB-H1 takes {theirs.makespan}"
         return None
 
@@ -81,14 +101,18 @@ def zb_h1_builder(answer: object) -> Verdict:
 def small_weights(answer: object) -> Verdict:
     """P=8, M=32, F=I=1, W=0.3: ZB-H1's bubble fraction."""
     costs = Costs(1, 1, 0.3)
-    fused, split = (simulate(build(n, num_ranks=8, num_microbatches=32), costs) for n in ("1F1B", "ZB-H1"))
+    fused, split = (
+        simulate(build(n, num_ranks=8, num_microbatches=32), costs) for n in ("1F1B", "ZB-H1")
+    )
     traps = {
-        0.035: "that takes every W to fill a gap; most of them run in the steady state, where there is none",
+        0.035: "that takes every W to fill a gap; most of them run in the steady state, where "
+        "there is none",
         fused.bubble_fraction: "that is 1F1B's",
         split.bubble_ratio: "that is the ratio, idle over ideal; the fraction is idle over total",
     }
     why = (
-        "13.9 %: a rank idles 11.9, 1F1B's 16.1 less twice seven W's: seven no longer delay the tail, and seven fill it"
+        "13.9 %: a rank idles 11.9, 1F1B's 16.1 less twice seven W's: seven no longer delay the "
+        "tail, and seven fill it"
     )
     return number(answer, split.bubble_fraction, why, traps=traps, tolerance=5e-3)
 
@@ -104,7 +128,11 @@ def _products() -> Iterator[list[int]]:
 
     class Count(TorchDispatchMode):
         def __torch_dispatch__(
-            self, function: Callable, types: object, arguments: Sequence = (), options: dict | None = None
+            self,
+            function: Callable,
+            types: object,
+            arguments: Sequence = (),
+            options: dict | None = None,
         ) -> object:
             made.append(int(function.overloadpacket in products))
             return function(*arguments, **(options or {}))
@@ -115,7 +143,9 @@ def _products() -> Iterator[list[int]]:
 
 @checker("a function of (inputs, weight, gradients)")
 def repaired(answer: object) -> Verdict:
-    """Repair `PUT_OFF`: three microbatches' input gradients, and the sum of their weight gradients, made after them."""
+    """Repair `PUT_OFF`: three microbatches' input gradients, and the sum of their weight gradients,
+    made after them.
+    """
     import torch
 
     weight, *both = drawn(3, (4, 3), *[(5, 3)] * 3, *[(5, 4)] * 3)
@@ -124,24 +154,34 @@ def repaired(answer: object) -> Verdict:
         now, total = answer(xs, weight, gs)
         now = list(now)
     expected = [g @ weight for g in gs]
-    if [getattr(each, "shape", None) for each in now] != [each.shape for each in expected] or not all(
-        torch.allclose(*pair, atol=1e-5) for pair in zip(now, expected, strict=True)
-    ):
+    if [getattr(each, "shape", None) for each in now] != [
+        each.shape for each in expected
+    ] or not all(torch.allclose(*pair, atol=1e-5) for pair in zip(now, expected, strict=True)):
         return wrong("the input gradients were right, and aren't any more")
     if not isinstance(total, torch.Tensor) or total.shape != weight.shape:
-        return wrong("the second thing returned must be the weight gradients' sum, as large as the weight")
+        return wrong(
+            "the second thing returned must be the weight gradients' sum, as large as the weight"
+        )
     if torch.allclose(total, 3 * gs[-1].t() @ xs[-1], atol=1e-5):
-        return wrong("the sum is three times the last microbatch's: what does each function look at, and when?")
+        return wrong(
+            "the sum is three times the last microbatch's: what does each function look at, and "
+            "when?"
+        )
     if not torch.allclose(total, sum(g.t() @ x for x, g in zip(xs, gs, strict=True)), atol=1e-5):
         return wrong("the sum of the weight gradients isn't autograd's")
     if sum(made) != 6:
         return wrong(f"{sum(made)} matrix products, where three microbatches need six")
-    return right("each microbatch has its own gradient in the sum; with a single one nobody could have seen the fault")
+    return right(
+        "each microbatch has its own gradient in the sum; with a single one nobody could have seen "
+        "the fault"
+    )
 
 
 @one_or_several
 def weights_last(answer: object) -> Verdict:
-    """P=4, M=8, F=I=W=1, 1F1B's rows with I in place of B, and every W last: the makespan, and what each rank holds."""
+    """P=4, M=8, F=I=W=1, 1F1B's rows with I in place of B, and every W last: the makespan, and what
+    each rank holds.
+    """
     traps = (
         {
             27: "that is ZB-H1's: its W's fill gaps inside the steady state, too",
@@ -149,9 +189,15 @@ def weights_last(answer: object) -> Verdict:
             22: "that is when rank 0 has its last I: eight W's are left",
             24: "that is the work of a rank, which no order avoids; who waits, and when?",
         },
-        {4: "that is ZB-H1's: here no W has run before the last I", 1: "a forward is held until its W has run"},
+        {
+            4: "that is ZB-H1's: here no W has run before the last I",
+            1: "a forward is held until its W has run",
+        },
     )
-    why = "1F1B with a backward of one unit takes 22, then rank 0 has eight W's; nothing is freed before its W"
+    why = (
+        "1F1B with a backward of one unit takes 22, then rank 0 has eight W's; nothing is freed "
+        "before its W"
+    )
     return numbers(answer, (30, 8), why, ("makespan", "held"), traps=traps)
 
 
@@ -174,19 +220,29 @@ def per_step(cause: str) -> tuple[float, ...]:
 
 def _repeated(schedule: Schedule, steps: int) -> Schedule:
     M = schedule.num_microbatches
-    rows = [[a._replace(microbatch=a.microbatch + M * k) for k in range(steps) for a in row] for row in schedule.rows]
+    rows = [
+        [a._replace(microbatch=a.microbatch + M * k) for k in range(steps) for a in row]
+        for row in schedule.rows
+    ]
     return Schedule(rows)
 
 
 @checker_of_each("ABCD")
 def causes(answer: dict) -> Verdict:
-    """What spoils zero bubble on each cluster: a barrier, the network, what splitting costs, or a short W."""
+    """What spoils zero bubble on each cluster: a barrier, the network, what splitting costs, or a
+    short W.
+    """
 
     def clue(letter: str) -> str:
-        took, would = ("{:g}, {:g} and {:g}".format(*per_step(c)) for c in (CLUSTERS[letter], answer[letter]))
+        took, would = (
+            "{:g}, {:g} and {:g}".format(*per_step(c)) for c in (CLUSTERS[letter], answer[letter])
+        )
         return f"it takes {took}, and with that it would take {would}"
 
-    says = "a barrier costs ZB-H2 alone, the network 1F1B most, splitting every microbatch, a short W each bubble"
+    says = (
+        "a barrier costs ZB-H2 alone, the network 1F1B most, splitting every microbatch, a short W "
+        "each bubble"
+    )
     return matched(answer, CLUSTERS, CAUSES, clue, says)
 
 
@@ -203,10 +259,14 @@ def best_known() -> Entry:
     lambda answer: isinstance(answer, Mapping) and set(answer) == {"cut", "recompute", "schedule"},
 )
 def offer(answer: Mapping[str, object]) -> Verdict:
-    """The offered machines, 16 sequences a step, one stage per rank: cut, recomputation, and an order of your own."""
+    """The offered machines, 16 sequences a step, one stage per rank: cut, recomputation, and an
+    order of your own.
+    """
     schedule, options = answer["schedule"], {name: answer[name] for name in ("cut", "recompute")}
     if not isinstance(schedule, str):
-        schedule = schedule_of(schedule, (4, 4, 16), "keep 4 ranks, one stage on each, and 16 microbatches")
+        schedule = schedule_of(
+            schedule, (4, 4, 16), "keep 4 ranks, one stage on each, and 16 microbatches"
+        )
     with told("", ValueError, TypeError):
         row = OFFER.row(schedule, 16, **options)
     if row.timeline.schedule.num_stages != 4:

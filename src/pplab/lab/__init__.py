@@ -1,6 +1,6 @@
-"""What single chapters need beside the small package, in rooms: a room says at its head what it is for, which chapters
-use it and what it promises. A name of a room is a name of `lab`, and its file is opened when it is asked for. It
-imports `pplab`, and `pplab` never imports it.
+"""What single chapters need beside the small package, in rooms: a room says at its head what it is
+for, which chapters use it and what it promises. A name of a room is a name of `lab`, and its file
+is opened when it is asked for. It imports `pplab`, and `pplab` never imports it.
 """
 
 from .. import progress as _progress

@@ -1,7 +1,9 @@
-"""Pictures of ideas, drawn from the numbers that they show: what chapters say before a Gantt chart says when.
+"""Pictures of ideas, drawn from the numbers that they show: what chapters say before a Gantt chart
+says when.
 
-Each takes its sizes, ranks and gigabytes as arguments and returns the Axes, whose label is the picture in a sentence.
-They are so narrow, and their letters so large, that a phone shows them whole.
+Each takes its sizes, ranks and gigabytes as arguments and returns the Axes, whose label is the
+picture in a sentence. They are so narrow, and their letters so large, that a phone shows them
+whole.
 """
 
 from ._experts import experts

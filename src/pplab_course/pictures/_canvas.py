@@ -1,4 +1,6 @@
-"""What the pictures share: a canvas on which a unit is a point, one size of letters, one weight of lines."""
+"""What the pictures share: a canvas on which a unit is a point, one size of letters, one weight of
+lines.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ def canvas(height: float, says: str) -> Axes:
 
 def say(ax: Axes, x: float, y: float, text: str, **style: object) -> None:
     """Letters around a point, or from it on (`ha="left"`)."""
-    ax.text(x, y, text, **{"fontsize": SIZE, "ha": "center", "va": "center", "parse_math": False, **style})
+    ax.text(
+        x,
+        y,
+        text,
+        **{"fontsize": SIZE, "ha": "center", "va": "center", "parse_math": False, **style},
+    )
 
 
 def box(ax: Axes, x: float, y: float, width: float, height: float, **style: object) -> None:
@@ -57,7 +64,11 @@ def line(ax: Axes, *points: Point, **style: object) -> None:
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    ax.add_patch(PathPatch(Path(points), **{"fc": "none", "ec": EDGE, "lw": LINE, "capstyle": "round", **style}))
+    ax.add_patch(
+        PathPatch(
+            Path(points), **{"fc": "none", "ec": EDGE, "lw": LINE, "capstyle": "round", **style}
+        )
+    )
 
 
 def arrow(ax: Axes, start: Point, end: Point, colour: str = GREY, **style: object) -> None:
@@ -91,7 +102,11 @@ def named_bytes(amount: float) -> str:
     """Bytes in the unit that leaves few digits: 67 MB, 4.2 GB."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if amount >= size:
-            return f"{amount / size:.2g} {unit}" if amount < 100 * size else f"{amount / size:.0f} {unit}"
+            return (
+                f"{amount / size:.2g} {unit}"
+                if amount < 100 * size
+                else f"{amount / size:.0f} {unit}"
+            )
     return f"{amount:.0f} bytes"
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 _LEFT, _AIR = 76, 14  # points: the rows' names, the space between two GPUs
 _HEIGHT, _BOX, _RADIUS = 330, 28, 11
 _TOKENS, _EXPERTS, _SUMS = 226, 150, 74  # heights: tokens that leave, experts, tokens that are back
-ROUTES = ((0, 2), (1, 3), (0, 3), (1, 2))  # half of the copies leave their GPU, and every expert gets two
+# half of the copies leave their GPU, and every expert gets two
+ROUTES = ((0, 2), (1, 3), (0, 3), (1, 2))
 
 
 def experts() -> Axes:
@@ -24,12 +25,16 @@ def experts() -> Axes:
     """
     routes, gpus, count = ROUTES, 2, 4
     each, here = len(routes) // gpus, count // gpus
-    sent = sum(token // each != expert // here for token, route in enumerate(routes) for expert in route)
+    sent = sum(
+        token // each != expert // here for token, route in enumerate(routes) for expert in route
+    )
     copies = sum(map(len, routes))
     ax = canvas(
         _HEIGHT,
-        f"A layer of {count} experts on {gpus} GPUs, with {each} tokens on each. Every token goes to its experts and "
-        f"comes back: {sent} of {copies} copies leave their GPU, in two all-to-alls, dispatch and combine. The tokens "
+        f"A layer of {count} experts on {gpus} GPUs, with {each} tokens on each. Every token goes "
+        "to its experts and "
+        f"comes back: {sent} of {copies} copies leave their GPU, in two all-to-alls, dispatch and "
+        "combine. The tokens "
         f"use {listed([' and '.join(map(str, route)) for route in routes])}",
     )
     wide = (WIDTH - _LEFT - _AIR * (gpus - 1)) / gpus
@@ -51,7 +56,14 @@ def experts() -> Axes:
         ((_SUMS + _EXPERTS) / 2, "combine"),
         (_SUMS, "sums"),
     ):
-        say(ax, 0, y, name, ha="left", fontweight="bold" if name in ("dispatch", "combine") else "normal")
+        say(
+            ax,
+            0,
+            y,
+            name,
+            ha="left",
+            fontweight="bold" if name in ("dispatch", "combine") else "normal",
+        )
     for leaves in (False, True):  # those that leave lie on top
         for token, route in enumerate(routes):
             for expert in route:

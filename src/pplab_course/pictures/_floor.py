@@ -1,4 +1,6 @@
-"""The floor of GPipe and 1F1B, as a receipt: the last rank's work, the way down to it and the way up from it."""
+"""The floor of GPipe and 1F1B, as a receipt: the last rank's work, the way down to it and the way
+up from it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ def floor_receipt(
     num_ranks: int,
     num_microbatches: int,
 ) -> Axes:
-    """Draw why no order of whole forwards and backwards ends earlier: the last rank is reached, works, and is left.
+    """Draw why no order of whole forwards and backwards ends earlier: the last rank is reached,
+    works, and is left.
 
     For a microbatch on a rank, a forward takes one unit and a backward two.
     """
@@ -26,12 +29,17 @@ def floor_receipt(
     sums = f"{number(down)} + {number(work)} + {number(up)} = {number(down + work + up)} units"
     ax = canvas(
         num_ranks * _ROW + _BASE,
-        f"The last of {num_ranks} ranks works for {number(work)} units. Its first input comes down through the others "
-        f"in {number(down)}, its last gradient goes up through them in {number(up)}: no step is shorter than {sums}",
+        f"The last of {num_ranks} ranks works for {number(work)} units. Its first input comes down "
+        "through the others "
+        f"in {number(down)}, its last gradient goes up through them in {number(up)}: no step is "
+        f"shorter than {sums}",
     )
     scale = (WIDTH - _LEFT - 1) / (down + work + up)
     for rank in range(num_ranks):
-        y, up_from = _BASE + (num_ranks - 1 - rank) * _ROW, down + work + (num_ranks - 2 - rank) * backward
+        y, up_from = (
+            _BASE + (num_ranks - 1 - rank) * _ROW,
+            down + work + (num_ranks - 2 - rank) * backward,
+        )
         say(ax, 0, y + _BAR / 2, f"rank {rank}", ha="left")
         box(ax, _LEFT, y, (down + work + up) * scale, _BAR, fc=FAINT)
         if rank < num_ranks - 1:
@@ -44,7 +52,15 @@ def floor_receipt(
     for name, amount, colour in (("down", down, BLUE), ("work", work, EDGE), ("up", up, ORANGE)):
         end = start + amount * scale
         if amount:
-            line(ax, (start + 2, 58), (start + 2, 52), (end - 2, 52), (end - 2, 58), ec=colour, lw=1.5 * LINE)
+            line(
+                ax,
+                (start + 2, 58),
+                (start + 2, 52),
+                (end - 2, 52),
+                (end - 2, 58),
+                ec=colour,
+                lw=1.5 * LINE,
+            )
             say(ax, (start + end) / 2, 40, number(amount))
             say(ax, (start + end) / 2, 26, name)
         start = end

@@ -15,15 +15,19 @@ _TOP = 44  # for what enters
 
 
 def fold(num_ranks: int = 4) -> Axes:
-    """Draw the ways of forwards in a DualPipe on an even number of ranks, and in the V that its upper half is."""
+    """Draw the ways of forwards in a DualPipe on an even number of ranks, and in the V that its
+    upper half is.
+    """
     if num_ranks < 2 or num_ranks % 2:
         raise ValueError(f"expected an even number of ranks, which have a middle, got {num_ranks}")
     half = num_ranks // 2
     height = num_ranks * _ROW + 2 * _TOP
     ax = canvas(
         height,
-        f"DualPipe on {num_ranks} ranks: every rank has a stage for the microbatches that go down and one for those "
-        f"that go up. Cut between rank {half - 1} and rank {half}, its upper half is DualPipeV on {half} ranks with "
+        f"DualPipe on {num_ranks} ranks: every rank has a stage for the microbatches that go down "
+        "and one for those "
+        f"that go up. Cut between rank {half - 1} and rank {half}, its upper half is DualPipeV on "
+        f"{half} ranks with "
         f"{num_ranks} stages: what left downwards turns, and goes up",
     )
     tops = [height - _TOP - rank * _ROW for rank in range(num_ranks)]

@@ -22,15 +22,20 @@ _MORE = 14  # points for the dots that say: and so on
 _LONGEST = 16  # letters that a knob is wide
 
 
-def knobs(schedule: Schedule, *, cut: Sequence[int] | None = None, words: Sequence[str] = ()) -> Axes:
-    """Draw a schedule as a setting of three knobs: where to cut the model, on which rank each piece is, what runs next.
+def knobs(
+    schedule: Schedule, *, cut: Sequence[int] | None = None, words: Sequence[str] = ()
+) -> Axes:
+    """Draw a schedule as a setting of three knobs: where to cut the model, on which rank each piece
+    is, what runs next.
 
-    `cut` are the layers of each stage, equal without it. `words` are what the three drawings are called, if not what
-    the schedule itself says.
+    `cut` are the layers of each stage, equal without it. `words` are what the three drawings are
+    called, if not what the schedule itself says.
     """
     cut = list(cut) if cut is not None else [1] * schedule.num_stages
     if len(cut) != schedule.num_stages:
-        raise ValueError(f"expected one number of layers per stage, {schedule.num_stages}, got {len(cut)}")
+        raise ValueError(
+            f"expected one number of layers per stage, {schedule.num_stages}, got {len(cut)}"
+        )
     names = ("where to cut", "on which rank", "what to run next")
     order = schedule.name if len(schedule.name) <= _LONGEST else "its own order"
     settings = tuple(words) or (_where(cut), _placed(schedule), order)
@@ -81,7 +86,14 @@ def _grid(ax: Axes, x: float, y: float, schedule: Schedule) -> None:
         for stage in range(schedule.num_stages):
             here = stage in schedule.stages_of(rank)
             low = y + _UP - (rank + 1) * high
-            box(ax, x + stage * wide + 0.8, low + 0.8, wide - 1.6, high - 1.6, fc=EDGE if here else FAINT)
+            box(
+                ax,
+                x + stage * wide + 0.8,
+                low + 0.8,
+                wide - 1.6,
+                high - 1.6,
+                fc=EDGE if here else FAINT,
+            )
 
 
 def _rows(ax: Axes, x: float, y: float, schedule: Schedule) -> None:
@@ -98,4 +110,11 @@ def _rows(ax: Axes, x: float, y: float, schedule: Schedule) -> None:
             for k, action in enumerate(halves):
                 fill = shade(palette.FILL[action.kind], stages.index(action.stage), len(stages))
                 tall = (high - 1.6) / len(halves)
-                box(ax, x + place * wide + 0.6, low + 0.8 + (len(halves) - 1 - k) * tall, wide - 1.2, tall, fc=fill)
+                box(
+                    ax,
+                    x + place * wide + 0.6,
+                    low + 0.8 + (len(halves) - 1 - k) * tall,
+                    wide - 1.2,
+                    tall,
+                    fc=fill,
+                )

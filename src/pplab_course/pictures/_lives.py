@@ -1,4 +1,6 @@
-"""Microbatches that a stage holds, one under the other: how many are held at one moment, and why no more can be."""
+"""Microbatches that a stage holds, one under the other: how many are held at one moment, and why no
+more can be.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ _LEFT, _ABOVE, _BELOW = 92, 46, 26
 
 
 def lives(lifespan: float, interval: float, microbatches: int = 6) -> Axes:
-    """Draw how long a stage holds each microbatch, a new one every `interval`, and which it holds when the
-    last microbatch but one starts: then as many are held as ever.
+    """Draw how long a stage holds each microbatch, a new one every `interval`, and which it holds
+    when the last microbatch but one starts: then as many are held as ever.
     """
     lifespan, interval = number("lifespan", lifespan), number("interval", interval)
     M = positive_int("microbatches", microbatches)
@@ -29,8 +31,10 @@ def lives(lifespan: float, interval: float, microbatches: int = 6) -> Axes:
     height = M * _ROW + _ABOVE + _BELOW
     ax = canvas(
         height,
-        f"A stage holds each microbatch for {lifespan:g} units, and a new one comes every {interval:g}. At {now:g} it "
-        f"holds {len(held)} of them; the starts of those that are held lie within the {lifespan:g} units before, and "
+        f"A stage holds each microbatch for {lifespan:g} units, and a new one comes every "
+        f"{interval:g}. At {now:g} it "
+        f"holds {len(held)} of them; the starts of those that are held lie within the {lifespan:g} "
+        "units before, and "
         f"there are at most {most}",
     )
     scale = (WIDTH - _LEFT - 6) / end

@@ -25,23 +25,27 @@ def what_is_held(
     ghosts: Mapping[str, Sequence[int]] | None = None,
     ghosts_are: str = "",
 ) -> Axes:
-    """Draw what every rank holds at its fullest, a column per schedule, side by side under a line at `budget`.
+    """Draw what every rank holds at its fullest, a column per schedule, side by side under a line
+    at `budget`.
 
-    `state[r]` and `per_microbatch[r]` are rank r's, in GB; `in_flight[name][r]` is of how many microbatches it
-    keeps the activations at once under a schedule: each is a brick. `ghosts` are such numbers for some of the
-    schedules in another case, say with more microbatches, as `ghosts_are` says: dashed, and cut off where they
-    would dwarf the rest.
+    `state[r]` and `per_microbatch[r]` are rank r's, in GB; `in_flight[name][r]` is of how many
+    microbatches it keeps the activations at once under a schedule: each is a brick. `ghosts` are
+    such numbers for some of the schedules in another case, say with more microbatches, as
+    `ghosts_are` says: dashed, and cut off where they would dwarf the rest.
     """
     ghosts = {**in_flight, **(ghosts or {})}
     for name, counts in [*in_flight.items(), *ghosts.items()]:
         if not len(counts) == len(state) == len(per_microbatch):
-            raise ValueError(f"{name}: expected one number per rank, {len(state)}, got {len(counts)}")
+            raise ValueError(
+                f"{name}: expected one number per rank, {len(state)}, got {len(counts)}"
+            )
     totals = {name: _totals(state, per_microbatch, counts) for name, counts in in_flight.items()}
     beyond = {name: _totals(state, per_microbatch, ghosts[name]) for name in in_flight}
     more = f". {ghosts_are or 'Beyond that'}: {_said(beyond)}" if beyond != totals else ""
     ax = canvas(
         _BASE + _UP + 36 + (_GHOST if more else 0),
-        f"What ranks 0 to {len(state) - 1} hold at their fullest, in GB, where a card has {number(budget)}: "
+        f"What ranks 0 to {len(state) - 1} hold at their fullest, in GB, where a card has "
+        f"{number(budget)}: "
         f"{_said(totals)}{more}",
     )
     scale = _UP / max(budget, *(max(amounts) for amounts in totals.values()))
@@ -59,7 +63,13 @@ def what_is_held(
                 _ghost(ax, x + 2, width - 4, total, ghost, scale)
             say(ax, x + width / 2, _BASE - 11, name)
     _limit(ax, budget, scale)
-    say(ax, _LEFT + (group - width * len(in_flight) + width) / 2, _BASE + state[0] * scale / 2, "state", rotation=90)
+    say(
+        ax,
+        _LEFT + (group - width * len(in_flight) + width) / 2,
+        _BASE + state[0] * scale / 2,
+        "state",
+        rotation=90,
+    )
     top = _BASE + _UP + 28 + (_GHOST if more else 0)
     say(ax, _LEFT, top, "brick: a microbatch's activations", ha="left")
     if more and ghosts_are:
@@ -67,8 +77,12 @@ def what_is_held(
     return ax
 
 
-def _totals(state: Sequence[float], per_microbatch: Sequence[float], counts: Sequence[int]) -> list[float]:
-    return [own + count * each for own, each, count in zip(state, per_microbatch, counts, strict=True)]
+def _totals(
+    state: Sequence[float], per_microbatch: Sequence[float], counts: Sequence[int]
+) -> list[float]:
+    return [
+        own + count * each for own, each, count in zip(state, per_microbatch, counts, strict=True)
+    ]
 
 
 def _said(totals: Mapping[str, Sequence[float]]) -> str:
@@ -83,26 +97,35 @@ def more_microbatches(
     counts: Sequence[int],
     budget: float,
 ) -> Axes:
-    """Draw two experiments on a rank that does all forwards first: thinner microbatches, and more of them.
+    """Draw two experiments on a rank that does all forwards first: thinner microbatches, and more
+    of them.
 
-    `state` is the rank's, `sequence` what a sequence's activations take there, both in GB. Left, `sequences`
-    sequences are cut into each of `cuts` microbatches, and the columns are equal; right stand `counts` microbatches
-    of one sequence each.
+    `state` is the rank's, `sequence` what a sequence's activations take there, both in GB. Left,
+    `sequences` sequences are cut into each of `cuts` microbatches, and the columns are equal; right
+    stand `counts` microbatches of one sequence each.
     """
     if wrong := [cut for cut in cuts if cut < 1 or sequences % cut]:
-        raise ValueError(f"expected numbers of microbatches that divide {sequences} sequences, got {wrong[0]}")
-    columns = [[sequence * sequences / cut] * cut for cut in cuts] + [[sequence] * count for count in counts]
+        raise ValueError(
+            f"expected numbers of microbatches that divide {sequences} sequences, got {wrong[0]}"
+        )
+    columns = [[sequence * sequences / cut] * cut for cut in cuts] + [
+        [sequence] * count for count in counts
+    ]
     totals = [state + sum(column) for column in columns]
     fitting = [count for count in counts if state + sequence * count <= budget]
     most = f"up to {max(fitting)} fit" if fitting else "none fits"
     ax = canvas(
         _BASE + _UP + 18,
-        f"Left: {sequences} sequences in {listed(cuts)} microbatches take {number(totals[0])} GB, however cut. "
-        f"Right: {listed(counts)} microbatches of one sequence each; under the line at {number(budget)} GB, {most}",
+        f"Left: {sequences} sequences in {listed(cuts)} microbatches take {number(totals[0])} GB, "
+        "however cut. "
+        f"Right: {listed(counts)} microbatches of one sequence each; under the line at "
+        f"{number(budget)} GB, {most}",
     )
     scale, between = _UP / max(budget, *totals), 24
     pitch = (WIDTH - _LEFT - between) / len(columns)
-    for place, (column, total, name) in enumerate(zip(columns, totals, [*cuts, *counts], strict=True)):
+    for place, (column, total, name) in enumerate(
+        zip(columns, totals, [*cuts, *counts], strict=True)
+    ):
         x = _LEFT + place * pitch + (between if place >= len(cuts) else 0)
         _column(ax, x + 2, pitch - 4, state, column, scale, budget, BLUE)
         _sum(ax, x + pitch / 2, total, budget, scale, BLUE)
@@ -115,7 +138,14 @@ def more_microbatches(
 
 
 def _column(
-    ax: Axes, x: float, width: float, state: float, bricks: Sequence[float], scale: float, budget: float, fill: str
+    ax: Axes,
+    x: float,
+    width: float,
+    state: float,
+    bricks: Sequence[float],
+    scale: float,
+    budget: float,
+    fill: str,
 ) -> None:
     """State, and a brick for each of `bricks`, red where it is over the line."""
     box(ax, x, _BASE, width, state * scale)
@@ -129,8 +159,13 @@ def _column(
 
 
 def _sum(ax: Axes, x: float, total: float, budget: float, scale: float, fill: str) -> None:
-    """What a column comes to, above it, or inside where it would lie on the line; whole, unless that hides a miss."""
-    top, text = _BASE + total * scale, number(round(total) if total >= 10 and abs(total - budget) >= 1 else total)
+    """What a column comes to, above it, or inside where it would lie on the line; whole, unless
+    that hides a miss.
+    """
+    top, text = (
+        _BASE + total * scale,
+        number(round(total) if total >= 10 and abs(total - budget) >= 1 else total),
+    )
     if 0 <= budget * scale + _BASE - top < 16:
         say(ax, x, top - 7, text, color=ink(fill))
     else:

@@ -30,7 +30,8 @@ from ._canvas import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_ROW, _GAP, _TOP = 44, 30, 66  # points: a rank's row, what lies between two, the whole model above them
+# points: a rank's row, what lies between two, the whole model above them
+_ROW, _GAP, _TOP = 44, 30, 66
 _LEFT = 104  # where the cards begin
 
 
@@ -40,23 +41,32 @@ def cut_model(
     budget: float,
     message_bytes: float,
 ) -> Axes:
-    """Draw a model of sum(cut) layers as a bar that is longer than a card, and cut into stages that fit.
+    """Draw a model of sum(cut) layers as a bar that is longer than a card, and cut into stages that
+    fit.
 
-    `cut[r]` is how many layers rank r gets, `state[r]` what they, with embedding or head, take there (weights,
-    gradients and the optimizer's state, in GB), `budget` what a card has. `message_bytes` cross a boundary for
-    a microbatch, each way.
+    `cut[r]` is how many layers rank r gets, `state[r]` what they, with embedding or head, take
+    there (weights, gradients and the optimizer's state, in GB), `budget` what a card has.
+    `message_bytes` cross a boundary for a microbatch, each way.
     """
     if len(cut) != len(state):
-        raise ValueError(f"expected one amount of state per stage: {len(cut)} stages, {len(state)} amounts")
+        raise ValueError(
+            f"expected one amount of state per stage: {len(cut)} stages, {len(state)} amounts"
+        )
     whole, ranks = sum(state), len(cut)
     fits = "every one fits" if max(state) <= budget else "not every one fits"
     message = named_bytes(message_bytes)
-    notes = [f"{message} of activations", f"{message} of gradients"] if ranks > 2 else [f"{message} each way"]
+    notes = (
+        [f"{message} of activations", f"{message} of gradients"]
+        if ranks > 2
+        else [f"{message} each way"]
+    )
     height = _TOP + ranks * _ROW + (ranks - 1) * _GAP + 4
     ax = canvas(
         height,
-        f"A model of {sum(cut)} layers takes {number(whole)} GB on one GPU, which has {number(budget)}. Cut into "
-        f"stages of {listed(cut)} layers it takes {listed(state)} GB on {ranks} GPUs: {fits}. Between neighbours, "
+        f"A model of {sum(cut)} layers takes {number(whole)} GB on one GPU, which has "
+        f"{number(budget)}. Cut into "
+        f"stages of {listed(cut)} layers it takes {listed(state)} GB on {ranks} GPUs: {fits}. "
+        "Between neighbours, "
         f"{message} of activations go down and {message} of gradients come back up",
     )
     scale = (WIDTH - _LEFT - 2) / max(whole, budget)
@@ -69,9 +79,23 @@ def cut_model(
     for rank, (layers, amount) in enumerate(zip(cut, state, strict=True)):
         y = height - _TOP - rank * (_ROW + _GAP) - _ROW
         for layer in range(layers):
-            box(ax, 0, y + _ROW / 2 + (layers / 2 - layer - 1) * pitch + 0.6, 50, pitch - 1.2, fc=EDGE)
+            box(
+                ax,
+                0,
+                y + _ROW / 2 + (layers / 2 - layer - 1) * pitch + 0.6,
+                50,
+                pitch - 1.2,
+                fc=EDGE,
+            )
         arrow(ax, (57, y + _ROW / 2), (_LEFT - 8, y + _ROW / 2))
-        box(ax, _LEFT, y + 6, amount * scale, _ROW - 12, fc=STATE if amount <= budget else (LIMIT, 0.45))
+        box(
+            ax,
+            _LEFT,
+            y + 6,
+            amount * scale,
+            _ROW - 12,
+            fc=STATE if amount <= budget else (LIMIT, 0.45),
+        )
         frame(ax, _LEFT, y + 6, budget * scale, _ROW - 12)
         say(ax, _LEFT + 8, y + _ROW / 2, f"{number(amount)} GB", ha="left")
         say(ax, full + 9, y + _ROW / 2, f"GPU {rank}", ha="left")
@@ -87,15 +111,20 @@ def cut_model(
 
 
 def crossing(shape: Sequence[int], bytes_per_value: float, layers: tuple[int, int]) -> Axes:
-    """Draw what crosses the boundary of two ranks for one microbatch: an activation down, its gradient up.
+    """Draw what crosses the boundary of two ranks for one microbatch: an activation down, its
+    gradient up.
 
-    They have one shape. `layers` are how many the two ranks have, from layer 0 on; a message takes prod(shape) *
-    bytes_per_value bytes.
+    They have one shape. `layers` are how many the two ranks have, from layer 0 on; a message takes
+    prod(shape) * bytes_per_value bytes.
     """
-    size, text = named_bytes(prod(shape) * bytes_per_value), " × ".join(f"{each:,}" for each in shape)
+    size, text = (
+        named_bytes(prod(shape) * bytes_per_value),
+        " × ".join(f"{each:,}" for each in shape),
+    )
     ax = canvas(
         150,
-        f"For one microbatch, the upper rank sends the activation of its last layer down, {text} values, {size}; the "
+        f"For one microbatch, the upper rank sends the activation of its last layer down, {text} "
+        f"values, {size}; the "
         f"lower rank sends that activation's gradient up, of the same shape and size",
     )
     for rank, (y, start, count) in enumerate(((112, 0, layers[0]), (2, *layers))):

@@ -1,4 +1,6 @@
-"""A forward and a backward of a layer of experts on two streams: one after the other, and beside each other."""
+"""A forward and a backward of a layer of experts on two streams: one after the other, and beside
+each other.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COMPUTE, NETWORK = "compute", "network"
-# What is put into the streams: "f" of the forward, "b" of the backward, and "w" of the gradients of weights where the
-# backward leaves them out. The pairs are in the order of Megatron-LM's `TransformerLayerSchedulePlan.run`.
+# What is put into the streams: "f" of the forward, "b" of the backward, and "w" of the gradients of
+# weights where the backward leaves them out. The pairs are in the order of Megatron-LM's
+# `TransformerLayerSchedulePlan.run`.
 ORDERS = {
     "one after the other": "fA fD fE fC bC bE bD bA",
     "a pair": "bC fA bE fD bD fE fC bA",
@@ -24,7 +27,8 @@ ORDERS = {
 }
 _FILL = {"f": BLUE, "b": ORANGE, "w": FILL[W]}
 _LEFT, _BAR, _ROW = 60, 24, 28  # points
-Piece = tuple[str, str, str, float, float]  # "f", "b" or "w", its letter, its stream, start, duration
+# "f", "b" or "w", its letter, its stream, start, duration
+Piece = tuple[str, str, str, float, float]
 
 
 def pair(
@@ -37,12 +41,18 @@ def pair(
 ) -> Axes:
     """Draw what a layer computes and sends in a forward and a backward, in one order or in several.
 
-    So long take attention and experts in a forward, twice as long in a backward, and each of the two all-to-alls.
+    So long take attention and experts in a forward, twice as long in a backward, and each of the
+    two all-to-alls.
     """
     charts = [streams(order, attention, network, experts) for order in orders]
-    titles = [f"{order}: {_said(pieces, unit)}" for order, pieces in zip(orders, charts, strict=True)]
+    titles = [
+        f"{order}: {_said(pieces, unit)}" for order, pieces in zip(orders, charts, strict=True)
+    ]
     top = len(charts) * (3 * _ROW + 8) + 38
-    ax = canvas(top + 8, f"A forward and a backward of a layer, what they compute and send. {'; '.join(titles)}")
+    ax = canvas(
+        top + 8,
+        f"A forward and a backward of a layer, what they compute and send. {'; '.join(titles)}",
+    )
     scale = (WIDTH - _LEFT) / max(map(_end, charts))
     for title, pieces in zip(titles, charts, strict=True):
         say(ax, 0, top, title, ha="left", fontweight="bold")
@@ -53,7 +63,13 @@ def pair(
         for kind, letter, stream, start, length in pieces:
             left, wide, fill = _LEFT + start * scale, length * scale, _FILL[kind]
             box(ax, left + 0.7, rows[stream], wide - 1.4, _BAR, fc=fill)
-            say(ax, left + wide / 2, rows[stream] + _BAR / 2, "W" if kind == "w" else letter, color=ink(fill))
+            say(
+                ax,
+                left + wide / 2,
+                rows[stream] + _BAR / 2,
+                "W" if kind == "w" else letter,
+                color=ink(fill),
+            )
         top -= 3 * _ROW + 8
     say(ax, 0, 28, "A attention   D dispatch   E experts   C combine", ha="left")
     for x, fill, name in ((0, BLUE, "forward"), (90, ORANGE, "backward of another microbatch")):
@@ -67,7 +83,9 @@ def _end(pieces: Sequence[Piece], kinds: str = "fbw") -> float:
 
 
 def _said(pieces: Sequence[Piece], unit: str) -> str:
-    """How long it takes, and what stands still; or when the gradient can leave, where weights come later."""
+    """How long it takes, and what stands still; or when the gradient can leave, where weights come
+    later.
+    """
     lasts = f"{number(_end(pieces))} {unit}, "
     if pieces[-1][0] == "w":
         return lasts + f"the gradient after {number(_end(pieces, 'b'))}"
@@ -75,8 +93,12 @@ def _said(pieces: Sequence[Piece], unit: str) -> str:
     return lasts + (f"the GPU pauses for {number(pause)}" if pause else "the GPU never pauses")
 
 
-def streams(order: str, attention: float, network: float, experts: float, layers: int = 1) -> list[Piece]:
-    """When every piece of so many layers runs: when its stream is free and the piece before it of its half is done."""
+def streams(
+    order: str, attention: float, network: float, experts: float, layers: int = 1
+) -> list[Piece]:
+    """When every piece of so many layers runs: when its stream is free and the piece before it of
+    its half is done.
+    """
     takes, split = {"A": attention, "E": experts, "D": network, "C": network}, "w" in ORDERS[order]
     at = dict.fromkeys((COMPUTE, NETWORK, "f", "b", "w"), 0.0)
     placed: list[Piece] = []

@@ -1,4 +1,6 @@
-"""One GPU's streams in a step: what computes, and the transfers that are on the GPU while they wait for their peer."""
+"""One GPU's streams in a step: what computes, and the transfers that are on the GPU while they wait
+for their peer.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +23,24 @@ _LEFT, _BAR, _ROW = 82, 24, 34  # points
 
 
 def resident(schedule: Schedule, rank: int = 0) -> Axes:
-    """Draw what is on `rank`'s GPU when: its actions, at the default costs, and a row for each channel of a transfer.
+    """Draw what is on `rank`'s GPU when: its actions, at the default costs, and a row for each
+    channel of a transfer.
 
-    A receive is there from when it can start, behind what was enqueued before it, until its message has come; only in
-    the last half unit of that does anything move. Sends aren't drawn: here their receives are posted before them.
+    A receive is there from when it can start, behind what was enqueued before it, until its message
+    has come; only in the last half unit of that does anything move. Sends aren't drawn: here their
+    receives are posted before them.
     """
     message = 0.5
     timeline = simulate(schedule, Costs(latency=message))
     ends = {action: span.end for span in timeline.spans for action in parts(span.action)}
-    sent = {out.receive: end for action, end in ends.items() if (out := outgoing(action, schedule.num_stages))}
+    sent = {
+        out.receive: end
+        for action, end in ends.items()
+        if (out := outgoing(action, schedule.num_stages))
+    }
     home, now, waits = schedule.home(), 0.0, []
-    rows: dict[int, list[tuple[float, float, bool]]] = {}  # by peer: start, end, and whether it is a forward's
+    # by peer: start, end, and whether it is a forward's
+    rows: dict[int, list[tuple[float, float, bool]]] = {}
     for step in lower(schedule, ahead=1)[rank]:
         if isinstance(step, Overlap) or parts(step)[0] in ends:
             now = ends[parts(step)[0]]
@@ -44,7 +53,8 @@ def resident(schedule: Schedule, rank: int = 0) -> Axes:
     ax = canvas(
         _ROW * (1 + len(rows)) + 52,
         f"The GPU of rank {rank} under {schedule.name}: {len(waits)} receives are on it for "
-        f"{spins + message * len(waits):g} units in all, and in {spins:g} of them they wait for their send",
+        f"{spins + message * len(waits):g} units in all, and in {spins:g} of them they wait for "
+        "their send",
     )
     unit = (WIDTH - _LEFT - 4) / timeline.makespan
     top = _ROW * (1 + len(rows)) + 46
@@ -57,12 +67,32 @@ def resident(schedule: Schedule, rank: int = 0) -> Axes:
                 fill = BLUE if parts(span.action)[0].kind == F else ORANGE
                 left, wide = _LEFT + span.start * unit, (span.end - span.start) * unit
                 box(ax, left + 0.7, y, wide - 1.4, _BAR, fc=fill)
-                say(ax, left + wide / 2, y + _BAR / 2, str(parts(span.action)[0].microbatch), color=ink(fill))
+                say(
+                    ax,
+                    left + wide / 2,
+                    y + _BAR / 2,
+                    str(parts(span.action)[0].microbatch),
+                    color=ink(fill),
+                )
     for number, row in enumerate(rows.values()):
         y = top - _ROW * (number + 2)
         for start, end, forward in row:
-            left, right, moves = _LEFT + start * unit, _LEFT + end * unit, _LEFT + (end - message) * unit
-            box(ax, left + 0.7, y, right - left - 1.4, _BAR, fc="none", ec=EDGE, lw=LINE, hatch="////")
+            left, right, moves = (
+                _LEFT + start * unit,
+                _LEFT + end * unit,
+                _LEFT + (end - message) * unit,
+            )
+            box(
+                ax,
+                left + 0.7,
+                y,
+                right - left - 1.4,
+                _BAR,
+                fc="none",
+                ec=EDGE,
+                lw=LINE,
+                hatch="////",
+            )
             box(ax, moves, y, right - moves - 0.7, _BAR, fc=BLUE if forward else ORANGE)
     for x, name, look in (
         (0, "waits, on the GPU", {"fc": "none", "ec": EDGE, "lw": LINE, "hatch": "////"}),

@@ -15,7 +15,9 @@ _TOP, _LEFT, _SIDE, _BASE = 34, 62, 200, 34  # points
 
 
 def sliced_attention(slices: int) -> Axes:
-    """Draw whom each token of a sequence looks at, in `slices` equal slices, with each slice's share of that work."""
+    """Draw whom each token of a sequence looks at, in `slices` equal slices, with each slice's
+    share of that work.
+    """
     from matplotlib.patches import Polygon
 
     count = positive_int("slices", slices)
@@ -23,22 +25,33 @@ def sliced_attention(slices: int) -> Axes:
     said = ", ".join(f"{share:.0%}" for share in shares)
     ax = canvas(
         _TOP + _SIDE + _BASE,
-        f"A triangle: each token of a sequence looks at itself and at all tokens before it. Cut into {count} slices of "
-        f"equal length, these have {said} of attention's work. A slice reads the keys and values of the slices before "
+        "A triangle: each token of a sequence looks at itself and at all tokens before it. Cut "
+        f"into {count} slices of "
+        f"equal length, these have {said} of attention's work. A slice reads the keys and values "
+        "of the slices before "
         f"it, and in the backward sends their gradients back",
     )
     base, each = _BASE, _SIDE / count
     for j, share in enumerate(shares):
         top, bottom = base + _SIDE - j * each, base + _SIDE - (j + 1) * each
-        corners = [(_LEFT, top), (_LEFT + j * each, top), (_LEFT + (j + 1) * each, bottom), (_LEFT, bottom)]
-        ax.add_patch(Polygon(corners, fc=(BLUE, 0.25 + 0.55 * (j + 1) / count), ec=EDGE, lw=LINE / 2))
+        corners = [
+            (_LEFT, top),
+            (_LEFT + j * each, top),
+            (_LEFT + (j + 1) * each, bottom),
+            (_LEFT, bottom),
+        ]
+        ax.add_patch(
+            Polygon(corners, fc=(BLUE, 0.25 + 0.55 * (j + 1) / count), ec=EDGE, lw=LINE / 2)
+        )
         say(ax, _LEFT - 6, (top + bottom) / 2, f"slice {j}", ha="right")
         say(ax, _LEFT + _SIDE + 10, (top + bottom) / 2, f"{share:.0%}", ha="left")
         if j:
             x = _LEFT + _SIDE + 58
             middle = base + _SIDE - j * each
             arrow(ax, (x, middle + each / 2 - 4), (x, middle - each / 2 + 4), colour=BLUE)
-            arrow(ax, (x + 34, middle - each / 2 + 4), (x + 34, middle + each / 2 - 4), colour=ORANGE)
+            arrow(
+                ax, (x + 34, middle - each / 2 + 4), (x + 34, middle + each / 2 - 4), colour=ORANGE
+            )
     frame(ax, _LEFT, base, _SIDE, _SIDE, ec=FAINT)
     say(ax, _LEFT, base - 14, "tokens that are looked at", ha="left")
     say(ax, _LEFT + _SIDE + 20, base + _SIDE + 14, "of the work", ha="center")

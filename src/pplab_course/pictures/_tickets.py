@@ -1,4 +1,6 @@
-"""The round trip of microbatches as tickets that ride a loop: at work, on the wire, or waiting to be admitted."""
+"""The round trip of microbatches as tickets that ride a loop: at work, on the wire, or waiting to
+be admitted.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,21 @@ from pplab.actions import B, F, Kind
 from pplab.plot import idle_styles, ink
 from pplab.timeline import Span, Timeline
 
-from ._canvas import BLUE, FAINT, LINE, ORANGE, WIDTH, arrow, box, canvas, frame, line, number, say, spot
+from ._canvas import (
+    BLUE,
+    FAINT,
+    LINE,
+    ORANGE,
+    WIDTH,
+    arrow,
+    box,
+    canvas,
+    frame,
+    line,
+    number,
+    say,
+    spot,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,15 +37,19 @@ _WAITS = "#d5d8dd"
 
 
 def tickets(timeline: Timeline, at: float, latency: float = 0, *, turn: int | None = None) -> Axes:
-    """Draw where every microbatch is at the time `at`: at work on a rank, on the wire, or in the queue before rank 0.
+    """Draw where every microbatch is at the time `at`: at work on a rank, on the wire, or in the
+    queue before rank 0.
 
-    The timeline's schedule has one stage per rank and whole backwards. `latency` is how long a message takes, in the
-    timeline's unit: with it, a ticket on a wire lies as far along as its message is. An arrow under the rank `turn`
-    marks the shorter loop from rank 0 to it and back.
+    The timeline's schedule has one stage per rank and whole backwards. `latency` is how long a
+    message takes, in the timeline's unit: with it, a ticket on a wire lies as far along as its
+    message is. An arrow under the rank `turn` marks the shorter loop from rank 0 to it and back.
     """
     schedule = timeline.schedule
     if schedule.num_stages != schedule.num_ranks or schedule.copies > 1:
-        raise ValueError(f"expected one stage per rank, got {schedule.num_stages} stages on {schedule.num_ranks} ranks")
+        raise ValueError(
+            f"expected one stage per rank, got {schedule.num_stages} stages on "
+            f"{schedule.num_ranks} ranks"
+        )
     if set(schedule.columns.kinds) - {F, B}:
         raise ValueError(f"expected whole backwards, got {schedule.name}, which splits them")
     places = _places(timeline, at, latency)
@@ -41,8 +61,10 @@ def tickets(timeline: Timeline, at: float, latency: float = 0, *, turn: int | No
     top = 40 + (ranks - 1) * _ROW + _HIGH
     ax = canvas(
         top + 40,
-        f"A loop through {ranks} ranks under {schedule.name}, at time {number(at)}: rank 0 admits at most {allowed} "
-        f"microbatches; {len(riding)} ride, {len(queue)} wait in front of it, {done} are done; {len(busy)} of {ranks} "
+        f"A loop through {ranks} ranks under {schedule.name}, at time {number(at)}: rank 0 admits "
+        f"at most {allowed} "
+        f"microbatches; {len(riding)} ride, {len(queue)} wait in front of it, {done} are done; "
+        f"{len(busy)} of {ranks} "
         f"ranks work",
     )
     for rank in range(ranks):
@@ -61,7 +83,8 @@ def tickets(timeline: Timeline, at: float, latency: float = 0, *, turn: int | No
     return ax
 
 
-Place = tuple[int, Kind, float | str]  # a rank; on the way down or up; "works" there, or how far along the wire to it
+# a rank; on the way down or up; "works" there, or how far along the wire to it
+Place = tuple[int, Kind, float | str]
 
 
 def _places(timeline: Timeline, at: float, latency: float) -> dict[int, Place | None]:
@@ -83,7 +106,11 @@ def _places(timeline: Timeline, at: float, latency: float) -> dict[int, Place | 
         else:
             to = trip[len(begun)]
             moved = latency and to.rank != last.rank
-            found[microbatch] = to.rank, to.action.kind, min((at - last.end) / latency, 1) if moved else 1
+            found[microbatch] = (
+                to.rank,
+                to.action.kind,
+                min((at - last.end) / latency, 1) if moved else 1,
+            )
     return found
 
 
@@ -93,7 +120,13 @@ def _station(ax: Axes, rank: int, y: float, works: bool, last: bool, turns: bool
     for style in [{"fc": FAINT}] if works else idle_styles("inner"):
         box(ax, x, y, width, _HIGH, **style)
     frame(ax, x, y, width, _HIGH)
-    say(ax, x + width + 9, y + _HIGH / 2, f"rank {rank}" if works else f"rank {rank}, idle", ha="left")
+    say(
+        ax,
+        x + width + 9,
+        y + _HIGH / 2,
+        f"rank {rank}" if works else f"rank {rank}, idle",
+        ha="left",
+    )
     if last or turns:
         beside = 0 if last else _RADIUS + 5  # of tickets on the wires
         arrow(ax, (_DOWN + beside, y), (_UP - beside, y), connectionstyle="arc3,rad=0.42")
@@ -116,8 +149,12 @@ def _spot(place: Place, top: float, ranks: int) -> tuple[float, float]:
     return way, there - side * (1 - how) * (_ROW - _HIGH - 2 * _RADIUS - 2)
 
 
-def _row(ax: Axes, x: float, y: float, side: int, microbatches: list[int], kind: Kind | None) -> None:
-    """Tickets beside one another, as many as there is room for; None is those that don't ride yet."""
+def _row(
+    ax: Axes, x: float, y: float, side: int, microbatches: list[int], kind: Kind | None
+) -> None:
+    """Tickets beside one another, as many as there is room for; None is those that don't ride
+    yet.
+    """
     step = 2 * _RADIUS + 2
     room = 1 + int((x - _RADIUS if side < 0 else WIDTH - x - _RADIUS) // step)
     shown = microbatches if len(microbatches) <= room else microbatches[: room - 1]

@@ -1,9 +1,11 @@
-"""A reader's file on simulated ranks: it runs where no torch is, such as in the book's page, and tells why it hangs.
+"""A reader's file on simulated ranks: it runs where no torch is, such as in the book's page, and
+tells why it hangs.
 
-For chapters 2 to 4. `run` is for checkers: what it returns looks as if processes had run the file. The same file runs
-unchanged with torch: `tensors` and `modules` are a stand-in for the parts of torch that such files use, and `messages`
-is one for torch.distributed. They tell by name what they lack. `replay` runs the ranks, `telling` says what came of it,
-and `player` shows it to be stepped through. All of it is pure Python, without threads.
+For chapters 2 to 4. `run` is for checkers: what it returns looks as if processes had run the file.
+The same file runs unchanged with torch: `tensors` and `modules` are a stand-in for the parts of
+torch that such files use, and `messages` is one for torch.distributed. They tell by name what they
+lack. `replay` runs the ranks, `telling` says what came of it, and `player` shows it to be stepped
+through. All of it is pure Python, without threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The stand-in's torch.distributed: sends and receives that wait for each other as gloo's do, and barriers."""
+"""The stand-in's torch.distributed: sends and receives that wait for each other as gloo's do, and
+barriers.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Work:
 
 
 def fill(tensor: Tensor, asked: Message, rank: Rank) -> None:
-    """Write the message that has come into the tensor's memory. As under gloo, it may be shorter, and not longer."""
+    """Write the message that has come into the tensor's memory. As under gloo, it may be shorter,
+    and not longer.
+    """
     sent = asked.match
     if len(sent.numbers) > tensor.numel():
         raise RuntimeError(
@@ -38,7 +42,10 @@ def fill(tensor: Tensor, asked: Message, rank: Rank) -> None:
             f"and the tensor to fill has shape {list(asked.shape)}"
         )
     if any(not node.freed for node in tensor.feeds):
-        whose = f"this message from rank {sent.rank} overwrites a tensor whose backward is still to come"
+        whose = (
+            f"this message from rank {sent.rank} overwrites a tensor whose backward is still to "
+            "come"
+        )
         rank.note(f"{whose}: let each message have a tensor of its own")
     tensor.numbers[: len(sent.numbers)] = sent.numbers
     tensor.samples, tensor.awaits = sent.samples, ""
@@ -69,7 +76,8 @@ def checked(rank: Rank, tensor: object, peer: int, kind: str) -> None:
     does, count = "sends to" if kind == "send" else "receives from", len(rank.replay.ranks)
     if not 0 <= peer < count:
         raise ValueError(
-            f"rank {rank.number} {does} rank {peer}, and there are {count} ranks, 0 to {count - 1}: leave it out at "
+            f"rank {rank.number} {does} rank {peer}, and there are {count} ranks, 0 to "
+            f"{count - 1}: leave it out at "
             "the end of the pipeline"
         )
     if not isinstance(tensor, Tensor):
@@ -122,7 +130,10 @@ def distributed(replay: Replay) -> StandIn:
 
     return StandIn(
         "torch.distributed",
-        **{each.__name__: each for each in (isend, irecv, send, recv, P2POp, batch_isend_irecv, barrier)},
+        **{
+            each.__name__: each
+            for each in (isend, irecv, send, recv, P2POp, batch_isend_irecv, barrier)
+        },
         init_process_group=nothing,
         destroy_process_group=nothing,
         get_rank=lambda *_: tensors.now.number,

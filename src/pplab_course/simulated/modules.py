@@ -1,4 +1,5 @@
-"""The stand-in's `torch`: modules, losses, optimizers, and the names under which a reader's file asks for them.
+"""The stand-in's `torch`: modules, losses, optimizers, and the names under which a reader's file
+asks for them.
 
 `stand_in` makes the modules that the file imports. What isn't there is told by its name.
 """
@@ -83,7 +84,9 @@ class Linear(Module):
     def forward(self, x: Tensor) -> Tensor:
         k, n = self.in_features, self.out_features
         if x.shape[-1] != k:
-            raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({len(x)}x{x.shape[-1]} and {k}x{n})")
+            raise RuntimeError(
+                f"mat1 and mat2 shapes cannot be multiplied ({len(x)}x{x.shape[-1]} and {k}x{n})"
+            )
         data, weight, bias = x.data, self.weight.data, self.bias.data
 
         def product() -> Numbers:
@@ -92,8 +95,14 @@ class Linear(Module):
 
         def back(g: Numbers) -> tuple[Numbers | None, Numbers, Numbers]:
             inputs, by_input, by_output = columns(data, k), columns(weight, k), columns(g, n)
-            of_x = [dot(row, w) for row in rows(g, n) for w in by_input] if x.requires_grad else None
-            return of_x, [dot(each, column) for each in by_output for column in inputs], list(map(sum, by_output))
+            of_x = (
+                [dot(row, w) for row in rows(g, n) for w in by_input] if x.requires_grad else None
+            )
+            return (
+                of_x,
+                [dot(each, column) for each in by_output for column in inputs],
+                list(map(sum, by_output)),
+            )
 
         return Tensor(remembered(product), (*x.shape[:-1], n), (x, self.weight, self.bias), back)
 
@@ -110,13 +119,22 @@ class LayerNorm(Module):
 
         def moments() -> list[tuple[float, float]]:
             means = [sum(row) / k for row in rows(data, k)]
-            squares = (dot(row, row) / k - mean * mean for row, mean in zip(rows(data, k), means, strict=True))
-            return [(mean, 1 / math.sqrt(square + self.eps)) for mean, square in zip(means, squares, strict=True)]
+            squares = (
+                dot(row, row) / k - mean * mean
+                for row, mean in zip(rows(data, k), means, strict=True)
+            )
+            return [
+                (mean, 1 / math.sqrt(square + self.eps))
+                for mean, square in zip(means, squares, strict=True)
+            ]
 
         kept = remembered(moments)
 
         def normal() -> list[Numbers]:  # of what lies there now, as torch does
-            return [[(v - mean) * scale for v in row] for row, (mean, scale) in zip(rows(data, k), kept, strict=True)]
+            return [
+                [(v - mean) * scale for v in row]
+                for row, (mean, scale) in zip(rows(data, k), kept, strict=True)
+            ]
 
         def back(g: Numbers) -> tuple[Numbers, Numbers, Numbers]:
             of_x, of_weight = [], [0.0] * k
@@ -124,10 +142,16 @@ class LayerNorm(Module):
                 weighted = list(map(operator.mul, row, weight))
                 mean, along = sum(weighted) / k, dot(weighted, hat) / k
                 of_x += [scale * (v - mean - h * along) for v, h in zip(weighted, hat, strict=True)]
-                of_weight = [so_far + v * h for so_far, v, h in zip(of_weight, row, hat, strict=True)]
+                of_weight = [
+                    so_far + v * h for so_far, v, h in zip(of_weight, row, hat, strict=True)
+                ]
             return of_x, of_weight, list(map(sum, columns(g, k)))
 
-        made = remembered(lambda: [h * w + b for hat in normal() for h, w, b in zip(hat, weight, shift, strict=True)])
+        made = remembered(
+            lambda: [
+                h * w + b for hat in normal() for h, w, b in zip(hat, weight, shift, strict=True)
+            ]
+        )
         return Tensor(made, x.shape, (x, self.weight, self.bias), back)
 
 
@@ -168,7 +192,9 @@ class Sequential(Module):
 def mse_loss(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     """The squares of the differences, their mean or their sum."""
     if output.shape != target.shape:
-        raise RuntimeError(f"mse_loss: the shapes {list(output.shape)} and {list(target.shape)} differ")
+        raise RuntimeError(
+            f"mse_loss: the shapes {list(output.shape)} and {list(target.shape)} differ"
+        )
     off = output - target
     return (off * off).mean() if reduction == "mean" else (off * off).sum()
 
@@ -186,7 +212,9 @@ class SGD:
     def step(self) -> None:
         for parameter in self.parameters:
             if parameter.grad is not None:
-                parameter.numbers = remembered(self._changed, parameter.numbers, parameter.grad.numbers)
+                parameter.numbers = remembered(
+                    self._changed, parameter.numbers, parameter.grad.numbers
+                )
 
     def _changed(self, weights: Numbers, gradient: Numbers) -> Numbers:
         return [w - self.lr * g for w, g in zip(weights, gradient, strict=True)]

@@ -1,4 +1,6 @@
-"""The debugger: a frame in which a reader steps through a simulated run, forwards and backwards in time."""
+"""The debugger: a frame in which a reader steps through a simulated run, forwards and backwards in
+time.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,20 @@ class Debugger:
         return repr(self.verdicts[0])
 
     def _repr_html_(self) -> str:
-        told = json.dumps({"runs": self.runs, "link": self.link()}, separators=(",", ":")).replace("<", "\\u003c")
+        told = json.dumps({"runs": self.runs, "link": self.link()}, separators=(",", ":")).replace(
+            "<", "\\u003c"
+        )
         style = f"<style>{(HERE / 'player.css').read_text('utf-8')}</style>"
         view = f'{style}<div class="pplab-live pplab-debugger"></div>'
         script = (HERE / "player.js").read_text("utf-8")
-        return frame_of(page_of(view, f"const told = {told};", script), "debugger", html.escape(repr(self)))
+        return frame_of(
+            page_of(view, f"const told = {told};", script), "debugger", html.escape(repr(self))
+        )
 
     def link(self) -> str:
-        """The file and its settings as the end of an address of the book's page, which runs it again."""
+        """The file and its settings as the end of an address of the book's page, which runs it
+        again.
+        """
         if pplab_course.has_processes:
             return ""
         run = {"text": self.path.read_text(), "ranks": self.runs[0]["P"], **self.settings}
@@ -51,10 +59,14 @@ class Debugger:
 
 
 def debug(file: str | Path, ranks: int = 2, **settings: object) -> Debugger | Verdict:
-    """Run a file on so many simulated ranks, 2 to 4, with settings such as M=8, and step through what each rank did."""
+    """Run a file on so many simulated ranks, 2 to 4, with settings such as M=8, and step through
+    what each rank did.
+    """
     path = located(file)
     if not path.is_file():
-        return Verdict(None, f"there is no file {file} yet: run the cell that begins with %%writefile {file}")
+        return Verdict(
+            None, f"there is no file {file} yet: run the cell that begins with %%writefile {file}"
+        )
     try:
         empty = to_write(path)
     except Wrong as error:
@@ -77,7 +89,8 @@ def judged(run: Replay, path: Path) -> Verdict:
 
 def _plain(run: Replay, verdict: Verdict) -> dict:
     """The run in lists, for the player."""
-    found, order = hang(run), sorted(run.events, key=lambda event: event.time)  # causes stay before what follows
+    # causes stay before what follows
+    found, order = hang(run), sorted(run.events, key=lambda event: event.time)
     posted = {event.number: at for at, event in enumerate(order) if event.kind == "post"}
     return {
         "file": run.file,
@@ -92,7 +105,16 @@ def _plain(run: Replay, verdict: Verdict) -> dict:
         "hints": hints(run),
         "events": [[*vars(event).values()] for event in order],
         "messages": [
-            [m.rank, m.peer, m.kind, posted[m.number], m.match and m.match.number, m.posted, m.done, m.samples]
+            [
+                m.rank,
+                m.peer,
+                m.kind,
+                posted[m.number],
+                m.match and m.match.number,
+                m.posted,
+                m.done,
+                m.samples,
+            ]
             for m in run.messages
         ],
         "printed": "".join(rank.printed.getvalue() for rank in run.ranks),

@@ -1,8 +1,9 @@
 """A file on several simulated ranks, one after the other in one thread.
 
-A rank runs until it would wait. Then `Blocked` unwinds it, and when what it waits for has come, it runs again from its
-start: its log answers what it did before (messages, waits), `tensors.remembered` answers what it computed, and only
-behind that is it live. Times are virtual: `time.sleep` moves a rank's clock, and computing takes no time.
+A rank runs until it would wait. Then `Blocked` unwinds it, and when what it waits for has come, it
+runs again from its start: its log answers what it did before (messages, waits),
+`tensors.remembered` answers what it computed, and only behind that is it live. Times are virtual:
+`time.sleep` moves a rank's clock, and computing takes no time.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Rank(tensors.Computing):
 
     def __init__(self, replay: Replay, number: int):
         self.replay, self.number = replay, number
-        self.log: list[tuple[tuple, object, float]] = []  # events: what was asked, the answer, the clock
+        # events: what was asked, the answer, the clock
+        self.log: list[tuple[tuple, object, float]] = []
         self.state = "new"  # then "waits", "ended" or "failed"
         self.waits: Wait | None = None
         self.error: BaseException | None = None
@@ -150,7 +152,8 @@ class Rank(tensors.Computing):
         before, answer, self.clock = self.log[at]
         if before != asked:
             raise RuntimeError(
-                f"run again, rank {self.number} asks for {asked} and not for {before}: simulated ranks need a file "
+                f"run again, rank {self.number} asks for {asked} and not for {before}: simulated "
+                "ranks need a file "
                 "that does the same each time"
             )
         return answer
@@ -185,9 +188,19 @@ class Rank(tensors.Computing):
 
 
 class Replay:
-    """Runs a file's text on simulated ranks. A send waits for its receive, unless `sends_wait` is false."""
+    """Runs a file's text on simulated ranks. A send waits for its receive, unless `sends_wait` is
+    false.
+    """
 
-    def __init__(self, text: str, ranks: int, *, name: str = "my_pipe.py", sends_wait: bool = True, **settings: object):
+    def __init__(
+        self,
+        text: str,
+        ranks: int,
+        *,
+        name: str = "my_pipe.py",
+        sends_wait: bool = True,
+        **settings: object,
+    ):
         self.text, self.file, self.name, self.sends_wait = text, name, f"<{name}>", sends_wait
         self.settings = {key: str(value) for key, value in settings.items()}
         self.ranks = [Rank(self, number) for number in range(ranks)]
@@ -221,14 +234,19 @@ class Replay:
             tensors.now.event("line")
             if self.lines > MOST_LINES:
                 loop = self.loop()
-                self.events[KEPT:-KEPT] = [event for event in self.events[KEPT:-KEPT] if event.kind != "line"]
+                self.events[KEPT:-KEPT] = [
+                    event for event in self.events[KEPT:-KEPT] if event.kind != "line"
+                ]
                 raise TooMuch(
-                    f"{MOST_LINES:,} lines have run, the last ones in the loop of line {loop}: does it never end?"
+                    f"{MOST_LINES:,} lines have run, the last ones in the loop of line {loop}: "
+                    "does it never end?"
                 )
         return self.watch
 
     def loop(self) -> int:
-        """Where the loop begins that the last lines are of: the first of those that none of the others has called."""
+        """Where the loop begins that the last lines are of: the first of those that none of the
+        others has called.
+        """
         last = [event.lines for event in self.events[-1000:]]
         depth = min(map(len, last))
         return min(lines[0] for lines in last if len(lines) == depth)
@@ -240,12 +258,24 @@ class Replay:
 
     # ---- messages
     def post(self, rank: Rank, kind: str, peer: int, tensor: tensors.Tensor, tag: int) -> Message:
-        """Hand a message to the network, which joins the n-th send of a rank to another with its n-th receive there."""
+        """Hand a message to the network, which joins the n-th send of a rank to another with its
+        n-th receive there.
+        """
         if len(self.messages) >= 2 * MOST_MESSAGES:
             raise TooMuch(f"more than {MOST_MESSAGES} messages: fewer steps, please")
         numbers = list(tensor.data) if kind == "send" else []
         place, number = self.stack(), len(self.messages)
-        message = Message(number, rank.number, kind, peer, tensor.shape, rank.clock, place, numbers, tensor.samples)
+        message = Message(
+            number,
+            rank.number,
+            kind,
+            peer,
+            tensor.shape,
+            rank.clock,
+            place,
+            numbers,
+            tensor.samples,
+        )
         self.messages.append(message)
         if kind == "send" and not self.sends_wait:
             message.done = rank.clock
@@ -306,7 +336,10 @@ class Replay:
         def bring(name: str, *given: object) -> types.ModuleType:
             top = name.partition(".")[0]
             if top in NOT_HERE:
-                raise ImportError(f"simulated ranks have no {top}: run this file with torch, in the notebook", name=top)
+                raise ImportError(
+                    f"simulated ranks have no {top}: run this file with torch, in the notebook",
+                    name=top,
+                )
             if top not in modules:
                 return builtins.__import__(name, *given)
             module = modules[top]
@@ -336,7 +369,9 @@ class Replay:
             rank.state = "waits"
             return
         frames = traceback.extract_tb(error.__traceback__)
-        rank.stood = [(frame.name, frame.lineno) for frame in frames if frame.filename == self.name][::-1]
+        rank.stood = [
+            (frame.name, frame.lineno) for frame in frames if frame.filename == self.name
+        ][::-1]
         rank.state, rank.waits, rank.error = "failed", None, error
         self.is_over |= isinstance(error, TooMuch)  # for the others, too
         rank.event("fail")
@@ -344,7 +379,9 @@ class Replay:
             self.events[-1].lines = [line for _, line in rank.stood]
 
     def _modules(self, rank: Rank) -> dict[str, object]:
-        """What a rank imports in place of torch, and of what differs from rank to rank or from run to run."""
+        """What a rank imports in place of torch, and of what differs from rank to rank or from run
+        to run.
+        """
         from .messages import distributed
 
         def sleep(seconds: float) -> None:
@@ -354,12 +391,19 @@ class Replay:
             return rank.clock
 
         count = str(len(self.ranks))
-        who = {"RANK": str(rank.number), "LOCAL_RANK": str(rank.number), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        who = {
+            "RANK": str(rank.number),
+            "LOCAL_RANK": str(rank.number),
+            "WORLD_SIZE": count,
+            "LOCAL_WORLD_SIZE": count,
+        }
         environment = {**os.environ, **who, **self.settings}
         clocks = {"sleep": sleep, "perf_counter": now, "monotonic": now, "time": now}
         return {
             "torch": stand_in(distributed(self)),
             "time": types.SimpleNamespace(**{**vars(time), **clocks}),
-            "os": types.SimpleNamespace(**{**vars(os), "environ": environment, "getenv": environment.get}),
+            "os": types.SimpleNamespace(
+                **{**vars(os), "environ": environment, "getenv": environment.get}
+            ),
             "random": random.Random(rank.number),
         }

@@ -1,4 +1,6 @@
-"""What a simulated run comes to: the course's own record of it, and in words why it hangs and what was suspicious."""
+"""What a simulated run comes to: the course's own record of it, and in words why it hangs and what
+was suspicious.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,12 @@ def _count(replay: Replay) -> int:
 
 
 def _report(replay: Replay, rank: Rank, failed: bool) -> observed.Report:
-    has_ended, torch, gradients, seen = rank.state == "ended", stand_in(distributed(replay)), None, None
+    has_ended, torch, gradients, seen = (
+        rank.state == "ended",
+        stand_in(distributed(replay)),
+        None,
+        None,
+    )
     lacks = tuple(name for name in observed.NAMES if name not in rank.names) if has_ended else ()
     if has_ended and not lacks:
         gradients = observed.compare(torch, *(rank.names[name] for name in observed.NAMES))
@@ -70,7 +77,10 @@ def hang(replay: Replay) -> Hang | None:
     if not stuck or any(rank.state == "failed" for rank in replay.ranks):
         return None
     path = [min(stuck)]
-    while (following := next((n for n in stuck[path[-1]] if n in stuck), None)) not in (None, *path):
+    while (following := next((n for n in stuck[path[-1]] if n in stuck), None)) not in (
+        None,
+        *path,
+    ):
         path.append(following)
     is_circle = following is not None
     ranks = path[path.index(following) :] if is_circle else path
@@ -87,36 +97,50 @@ def _needs(rank: Rank, replay: Replay) -> list[int]:
 
 def _waiting(rank: Rank, replay: Replay) -> str:
     """What a rank waits for, with the lines."""
-    message, places = rank.waits.message, [f"line {line}" for name, line in rank.stood if name != "<module>"]
+    message, places = (
+        rank.waits.message,
+        [f"line {line}" for name, line in rank.stood if name != "<module>"],
+    )
     lines = ", called in ".join(places[:2] or [f"line {rank.stood[0][1]}"])
     if message is None:
         others = " and ".join(map(str, _needs(rank, replay)))
         return f"rank {rank.number} waits at the {rank.waits.what} for rank {others} ({lines})"
     nth = _posted(replay, message.rank, message.kind, message.peer).index(message) + 1
-    until = f"until rank {message.peer} receives its" if message.kind == "send" else f"for rank {message.peer} to send"
+    until = (
+        f"until rank {message.peer} receives its"
+        if message.kind == "send"
+        else f"for rank {message.peer} to send"
+    )
     return f"rank {rank.number} waits {until} message {nth} ({lines})"
 
 
 def _posted(replay: Replay, rank: int, kind: str, peer: int) -> list[Message]:
-    return [each for each in replay.messages if (each.rank, each.kind, each.peer) == (rank, kind, peer)]
+    return [
+        each for each in replay.messages if (each.rank, each.kind, each.peer) == (rank, kind, peer)
+    ]
 
 
 def _causes(replay: Replay, ranks: list[int], is_circle: bool) -> Iterator[str]:
     for rank in replay.ranks:
         for left in (operation for operation in rank.operations if not operation.has_begun):
             yield (
-                f"Rank {rank.number} prepares a {left.kind} in line {left.stack[0][1]} and never starts it: no "
+                f"Rank {rank.number} prepares a {left.kind} in line {left.stack[0][1]} and never "
+                "starts it: no "
                 "batch_isend_irecv comes after it"
             )
     waits = [replay.ranks[number].waits.message for number in ranks]
     kinds = {message.kind if message else "barrier" for message in waits}
     if is_circle and kinds == {"send"}:
         yield (
-            "Every rank in the circle sends, and none of them receives: let one of them receive first, or start a send "
+            "Every rank in the circle sends, and none of them receives: let one of them receive "
+            "first, or start a send "
             "and a receive together with batch_isend_irecv"
         )
     if is_circle and kinds == {"receive"}:
-        yield f"Every rank in the circle receives first, and would send only afterwards{_earlier(replay, ranks)}"
+        yield (
+            "Every rank in the circle receives first, and would send only "
+            f"afterwards{_earlier(replay, ranks)}"
+        )
     for message in filter(None, waits):
         yield from _of_peer(replay, message)
     if "send" in kinds and replay.sends_wait:
@@ -125,11 +149,18 @@ def _causes(replay: Replay, ranks: list[int], is_circle: bool) -> Iterator[str]:
 
 
 def _earlier(replay: Replay, circle: list[int]) -> str:
-    """What could come before a receive, so that a circle of receives opens; nothing where that isn't known."""
+    """What could come before a receive, so that a circle of receives opens; nothing where that
+    isn't known.
+    """
     for rank in circle:
         for kind, what, peer in (("F", "an output", rank + 1), ("B", "a gradient", rank - 1)):
-            if peer in circle and len(_posted(replay, rank, "send", peer)) < _ran(replay, rank, kind):
-                return f". Rank {rank} has {what} for rank {peer} that it hasn't sent yet: let it send first"
+            if peer in circle and len(_posted(replay, rank, "send", peer)) < _ran(
+                replay, rank, kind
+            ):
+                return (
+                    f". Rank {rank} has {what} for rank {peer} that it hasn't sent yet: let it "
+                    "send first"
+                )
     if len(circle) != 2:
         return ""
     upper, lower = sorted(circle)
@@ -152,7 +183,8 @@ def _of_peer(replay: Replay, message: Message) -> Iterator[str]:
         kind, did = ("receive", "received") if is_send else ("send", "sent")
         met = _posted(replay, peer.number, kind, rank)
         yield (
-            f"Rank {peer.number} is at the {peer.waits.what} already: rank {rank} waits for one message more than the "
+            f"Rank {peer.number} is at the {peer.waits.what} already: rank {rank} waits for one "
+            "message more than the "
             f"{len(met)} that rank {peer.number} has {did}"
         )
 
@@ -164,7 +196,9 @@ def hints(replay: Replay) -> list[str]:
         for words, (clock, stack) in rank.notes.items():
             line = f", line {stack[0][1]}" if stack else ""
             found.append((clock, rank.number, f"rank {rank.number}{line}: {words}"))
-    for send in (message for message in replay.messages if message.kind == "send" and message.match):
+    for send in (
+        message for message in replay.messages if message.kind == "send" and message.match
+    ):
         if send.shape != send.match.shape:
             shapes = f"a message of shape {list(send.shape)} (rank {send.rank}{in_line(send)})"
             asked = f"one of shape {list(send.match.shape)} (rank {send.peer}{in_line(send.match)})"

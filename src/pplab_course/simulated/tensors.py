@@ -1,7 +1,8 @@
 """Tensors of the stand-in for torch: flat lists of floats with a shape, and autograd over them.
 
-`remembered` keeps what a rank has computed in the order in which it asked, so that a rank which runs again from its
-start repeats no arithmetic. It needs nothing but Python, and is fast enough for small layers.
+`remembered` keeps what a rank has computed in the order in which it asked, so that a rank which
+runs again from its start repeats no arithmetic. It needs nothing but Python, and is fast enough for
+small layers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ dot = getattr(math, "sumprod", None) or (lambda a, b: sum(map(operator.mul, a, b
 
 
 class Computing:
-    """What computes now, a rank: what it has computed so far, its random numbers, and whether it builds graphs."""
+    """What computes now, a rank: what it has computed so far, its random numbers, and whether it
+    builds graphs.
+    """
 
     def __init__(self) -> None:
         self.known: list = []  # results, in the order in which they were asked for
@@ -73,7 +76,10 @@ def columns(data: Numbers, width: int) -> list[Numbers]:
 
 def lacks(what: str) -> AttributeError:
     """The error for a part of torch that the stand-in hasn't got."""
-    return AttributeError(f"{what} isn't in the course's stand-in for torch: run this file with torch, in the notebook")
+    return AttributeError(
+        f"{what} isn't in the course's stand-in for torch: run this file with torch, in the "
+        "notebook"
+    )
 
 
 class Node:
@@ -91,7 +97,9 @@ class Tensor:
     __hash__ = object.__hash__
     dtype, device = "float", "cpu"
 
-    def __init__(self, data: Numbers, shape: Iterable[int], parents: tuple = (), back: Callable | None = None):
+    def __init__(
+        self, data: Numbers, shape: Iterable[int], parents: tuple = (), back: Callable | None = None
+    ):
         self.numbers, self.shape = data, tuple(shape)
         self.grad: Tensor | None = None
         self.requires_grad, self.node, self.samples = False, None, None
@@ -152,7 +160,9 @@ class Tensor:
 
     def item(self) -> float:
         if self.numel() != 1:
-            raise RuntimeError(f"a Tensor with {self.numel()} elements cannot be converted to Scalar")
+            raise RuntimeError(
+                f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
+            )
         return self.data[0]
 
     __float__ = item
@@ -182,7 +192,9 @@ class Tensor:
         count, each = len(self), math.prod(self.shape[1:])
         if isinstance(key, int) and not -count <= key < count:
             raise IndexError(f"index {key} is out of bounds for dimension 0 with size {count}")
-        start, stop, _ = key.indices(count) if isinstance(key, slice) else (key % count, key % count + 1, 1)
+        start, stop, _ = (
+            key.indices(count) if isinstance(key, slice) else (key % count, key % count + 1, 1)
+        )
         shape = self.shape[1:] if isinstance(key, int) else (max(0, stop - start), *self.shape[1:])
         before, after = [0.0] * start * each, [0.0] * (count - max(start, stop)) * each
         data = self.data[start * each : stop * each]
@@ -205,7 +217,9 @@ class Tensor:
         return _elementwise(operator.sub, lambda g, a, b: (g, [-x for x in g]), self, other)
 
     def __mul__(self, other: object) -> Tensor:
-        return _elementwise(operator.mul, lambda g, a, b: (_product(g, b), _product(g, a)), self, other)
+        return _elementwise(
+            operator.mul, lambda g, a, b: (_product(g, b), _product(g, a)), self, other
+        )
 
     def __truediv__(self, other: object) -> Tensor:
         return self * _each(_as_tensor(other), _reciprocal, lambda x: -(_reciprocal(x) ** 2))
@@ -239,13 +253,17 @@ class Tensor:
     def max(self) -> Tensor:
         data = self.data
         top = max(range(len(data)), key=lambda i: math.inf if data[i] != data[i] else data[i])
-        return Tensor([data[top]], (), (self,), lambda g: ([g[0] * (i == top) for i in range(len(data))],))
+        return Tensor(
+            [data[top]], (), (self,), lambda g: ([g[0] * (i == top) for i in range(len(data))],)
+        )
 
     # ---- in place
     def becomes(self, other: Tensor) -> Tensor:
         """Take over the numbers of `other`, in the same memory."""
         if self.requires_grad and now.builds_graphs:
-            raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
+            raise RuntimeError(
+                "a leaf Variable that requires grad is being used in an in-place operation."
+            )
         self.numbers[:], self.samples = _widened(other, self.numel()), other.samples
         return self
 
@@ -292,7 +310,9 @@ def same_samples(a: Tensor, b: Tensor) -> None:
         now.note(f"here {one} meet {other}")
 
 
-def gradients_of(output: Tensor, start: Numbers, retain_graph: bool = False) -> list[tuple[Tensor, Numbers]]:
+def gradients_of(
+    output: Tensor, start: Numbers, retain_graph: bool = False
+) -> list[tuple[Tensor, Numbers]]:
     """The leaves behind an output, each with its gradient, when that of the output is `start`."""
     order, seen, stack = [], set(), [(output, False)]
     while stack:
@@ -329,18 +349,25 @@ def _first_gradient(output: Tensor, gradient: Tensor | None) -> Numbers:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
     if gradient is not None and gradient.shape != output.shape:
         shapes = (
-            f"grad_output[0] has a shape of {list(gradient.shape)} and output[0] has a shape of {list(output.shape)}"
+            f"grad_output[0] has a shape of {list(gradient.shape)} and output[0] has a shape of "
+            f"{list(output.shape)}"
         )
         raise RuntimeError(f"Mismatch in shape: {shapes}.")
     return [1.0] if gradient is None else gradient.data
 
 
-def grad(outputs: Tensor, inputs: Iterable[Tensor], grad_outputs: Tensor | None = None, **options: bool) -> tuple:
+def grad(
+    outputs: Tensor, inputs: Iterable[Tensor], grad_outputs: Tensor | None = None, **options: bool
+) -> tuple:
     """torch.autograd.grad: the gradients of these inputs, which keep none."""
     start = _first_gradient(outputs, grad_outputs)
-    found = {id(leaf): g for leaf, g in gradients_of(outputs, start, options.get("retain_graph", False))}
+    found = {
+        id(leaf): g for leaf, g in gradients_of(outputs, start, options.get("retain_graph", False))
+    }
     inputs = [inputs] if isinstance(inputs, Tensor) else inputs
-    return tuple(Tensor(found[id(each)], each.shape) if id(each) in found else None for each in inputs)
+    return tuple(
+        Tensor(found[id(each)], each.shape) if id(each) in found else None for each in inputs
+    )
 
 
 def _elementwise(function: Callable, back: Callable | None, a: Tensor, given: object) -> Tensor:
@@ -349,7 +376,10 @@ def _elementwise(function: Callable, back: Callable | None, a: Tensor, given: ob
     shape = max(a.shape, b.shape, key=len)
     for each in (a, b):
         if shape[len(shape) - len(each.shape) :] != each.shape:
-            raise RuntimeError(f"The size of tensor a {list(a.shape)} must match the size of tensor b {list(b.shape)}")
+            raise RuntimeError(
+                f"The size of tensor a {list(a.shape)} must match the size of tensor b "
+                f"{list(b.shape)}"
+            )
     same_samples(a, b)
     size = math.prod(shape)
     left, right = _widened(a, size), _widened(b, size)
@@ -359,7 +389,10 @@ def _elementwise(function: Callable, back: Callable | None, a: Tensor, given: ob
 
     def backward(g: Numbers) -> list[Numbers]:
         both = zip((a, b), back(g, left, right), strict=True)
-        return [_narrowed(gradient, each.numel()) if each.requires_grad else None for each, gradient in both]
+        return [
+            _narrowed(gradient, each.numel()) if each.requires_grad else None
+            for each, gradient in both
+        ]
 
     return Tensor(data, shape, (a, b), backward)
 
@@ -399,7 +432,8 @@ def _reciprocal(x: float) -> float:
     return 1 / x if x else math.inf
 
 
-# ---- how tensors are made ------------------------------------------------------------------------------------------
+# ---- how tensors are made
+# ------------------------------------------------------------------------------------------
 def shape_of(given: tuple) -> tuple[int, ...]:
     """A shape given as numbers, or as one sequence of them."""
     return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else given

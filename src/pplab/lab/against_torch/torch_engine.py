@@ -14,28 +14,46 @@ import torch.distributed as dist
 
 from ...actions import Action, B, F, I, Kind, W, parts
 from ...errors import unknown
-from ...runtime import Batch, Extra, Job, Rank, RankContext, RankReport, as_tuple, autocast, listening, unclaimed_losses
+from ...runtime import (
+    Batch,
+    Extra,
+    Job,
+    Rank,
+    RankContext,
+    RankReport,
+    as_tuple,
+    autocast,
+    listening,
+    unclaimed_losses,
+)
 from ...schedule import Schedule
 from ..extras import Pace, paced, settle
 from ..forms import CLASSES, check_order_of_losses, to_csv, unknown_to_torch
 from .torch_pairs import run_pairs
 
 _BESIDE = (
-    "torch's split backward can't differentiate a loss that a layer adds by a way beside the stage's input, such as "
-    "of weights alone or of x.detach(): run it by pplab's engine, or under a schedule with full backwards"
+    "torch's split backward can't differentiate a loss that a layer adds by a way beside the "
+    "stage's input, such as "
+    "of weights alone or of x.detach(): run it by pplab's engine, or under a schedule with full "
+    "backwards"
 )
 
 
 @dataclass(frozen=True)
 class TorchEngine(Extra):
-    """Run the same stages by `torch.distributed.pipelining`: its class for the schedule's name, or its interpreter.
+    """Run the same stages by `torch.distributed.pipelining`: its class for the schedule's name, or
+    its interpreter.
 
-    Times are those of its calls into the stages, without the waits between them; a paced call lasts at least its pace.
-    Bytes are what autograd saves.
+    Times are those of its calls into the stages, without the waits between them; a paced call lasts
+    at least its pace. Bytes are what autograd saves.
     """
 
     name = "torch"
-    flag = {"name": "--engine", "default": "pplab", "help": "runtime that runs the schedule: pplab or torch"}
+    flag = {
+        "name": "--engine",
+        "default": "pplab",
+        "help": "runtime that runs the schedule: pplab or torch",
+    }
 
     @classmethod
     def from_flag(cls, engine: str) -> TorchEngine | None:
@@ -49,10 +67,16 @@ class TorchEngine(Extra):
         schedule, needs = job.schedule, "needs pplab's engine"
         if schedule.copies > 1:
             if len(schedule.replicas) > 1:
-                raise ValueError(f"replicas {needs}: with torch's runtime, reduce gradients yourself (DDP, FSDP)")
-            raise ValueError(f"{schedule.name} is bidirectional, which torch's runtime doesn't know: it {needs}")
+                raise ValueError(
+                    f"replicas {needs}: with torch's runtime, reduce gradients yourself (DDP, FSDP)"
+                )
+            raise ValueError(
+                f"{schedule.name} is bidirectional, which torch's runtime doesn't know: it {needs}"
+            )
         if job.workload.tied(schedule.num_stages):
-            raise ValueError(f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients")
+            raise ValueError(
+                f"a model with tied weights {needs}: torch's runtime doesn't add up their gradients"
+            )
         check_order_of_losses(schedule)
         check_pairs(schedule)
         return replace(job, engine=train_torch, engine_name="torch")
@@ -61,7 +85,8 @@ class TorchEngine(Extra):
         """ValueError where ranks share a GPU."""
         if devices[0] != "cpu" and transport != "nccl":
             raise ValueError(
-                "torch's runtime can't send between ranks that share a GPU: use a GPU for each rank, or the CPU"
+                "torch's runtime can't send between ranks that share a GPU: use a GPU for each "
+                "rank, or the CPU"
             )
 
 
@@ -78,7 +103,10 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     if rank.transport == "shared":
         rank.transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
     rank.listen()
-    pace = next((extra.seconds(schedule.num_stages) for extra in job.extras if isinstance(extra, Pace)), None)
+    pace = next(
+        (extra.seconds(schedule.num_stages) for extra in job.extras if isinstance(extra, Pace)),
+        None,
+    )
     times: dict[Action, tuple[object, object]] = {}
     runner = _runner(rank, pace, times)
     if rank.overlap is not None and schedule.columns.overlaps:
@@ -92,8 +120,10 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
         context.watch("in a step of torch's runtime")  # where in its row, only torch knows
         with autocast(device, job.options.autocast), ExitStack() as learning:
             with torch.no_grad():
-                learning.enter_context(listening())  # torch runs the stages once more, to learn their shapes
-            inputs = [x.contiguous() for x in batch.inputs] if 0 in rank.modules else ()  # torch 2.11 refuses others
+                # torch runs the stages once more, to learn their shapes
+                learning.enter_context(listening())
+            # torch 2.11 refuses others
+            inputs = [x.contiguous() for x in batch.inputs] if 0 in rank.modules else ()
             runner.step(*inputs, **({"target": batch.target} if last else {}), **batch.context)
         for item in schedule.rows[context.rank]:
             # By itself torch runs the halves of an overlap in turn.
@@ -116,19 +146,29 @@ class _Rank(Rank):
         self._kind: str | None = None
 
     def load(self, batch: Batch) -> list[Batch]:
-        """The batch as it is. ValueError for what torch's runtime can't take: it cuts evenly, and knows one shape."""
-        kinds = {" ".join(str(tuple(x.shape)) for x in each.tensors) for each in super().load(batch)}
+        """The batch as it is. ValueError for what torch's runtime can't take: it cuts evenly, and
+        knows one shape.
+        """
+        kinds = {
+            " ".join(str(tuple(x.shape)) for x in each.tensors) for each in super().load(batch)
+        }
         self._kind = self._kind or min(kinds)
         if kinds != {self._kind}:
             raise ValueError(
-                f"torch's runtime takes microbatches of one shape in all steps, and here are {self._kind} and "
-                f"{', '.join(sorted(kinds - {self._kind}))}: pad them, or run them by pplab's engine"
+                "torch's runtime takes microbatches of one shape in all steps, and here are "
+                f"{self._kind} and "
+                f"{', '.join(sorted(kinds - {self._kind}))}: pad them, or run them by pplab's "
+                "engine"
             )
         return [batch.to(self.context.device)]
 
     def add(self, outputs: torch.Tensor | Sequence[torch.Tensor], added: list[torch.Tensor]) -> Any:
-        """A stage's outputs for a microbatch, of which the first starts the gradient of what layers add to the loss."""
-        share = self.shares[self.forward] * (len(self.shares) if self.job.workload.reduction == "mean" else 1)
+        """A stage's outputs for a microbatch, of which the first starts the gradient of what layers
+        add to the loss.
+        """
+        share = self.shares[self.forward] * (
+            len(self.shares) if self.job.workload.reduction == "mean" else 1
+        )
         self.adds, extra = True, sum(added[1:], added[0])
         self.losses.append((self.forward, extra.detach()))
         if not (share and extra.requires_grad):
@@ -138,12 +178,15 @@ class _Rank(Rank):
         return (first, *others) if others else first
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """A microbatch's loss so that torch, which takes their mean, or sum, gives each its share."""
+        """A microbatch's loss so that torch, which takes their mean, or sum, gives each its
+        share.
+        """
         loss, share = self.job.workload.loss(output, target), self.shares[self.forward]
         self.losses.append((self.forward, loss.detach()))
         if len(set(self.shares)) == 1:
             return loss
-        return loss * (share * len(self.shares)) if share else output.sum() * 0  # the loss may be no number
+        # the loss may be no number
+        return loss * (share * len(self.shares)) if share else output.sum() * 0
 
 
 def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: dict) -> Any:
@@ -161,7 +204,9 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
         def backward_one_chunk(self, bwd_chunk_id, loss=None, full_backward=True, **kwargs):
             kind = B if full_backward else I
             call = super().backward_one_chunk
-            return self._time(kind, bwd_chunk_id, call, loss=loss, full_backward=full_backward, **kwargs)
+            return self._time(
+                kind, bwd_chunk_id, call, loss=loss, full_backward=full_backward, **kwargs
+            )
 
         def backward_weight_one_chunk(self, bwd_chunk_id, **kwargs):
             try:
@@ -180,8 +225,14 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
             return rank.add(outputs, added) if added else outputs
 
         def _get_init_p2p_neighbors_ops(self):
-            """Without messages to this rank itself: torch before 2.13 makes them for V placements, and gloo can't."""
-            return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+            """Without messages to this rank itself: torch before 2.13 makes them for V placements,
+            and gloo can't.
+            """
+            return [
+                op
+                for op in super()._get_init_p2p_neighbors_ops()
+                if op.group_peer != self.group_rank
+            ]
 
         def _time(self, kind, chunk, call, *args, **kwargs):
             action = Action(self.stage_index, kind, chunk)
@@ -190,21 +241,32 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
             if pace_s:
                 settle(device)
             start = mark()
-            with around("call", action), paced(device, pace_s[kind][self.stage_index]) if pace_s else nullcontext():
+            with (
+                around("call", action),
+                paced(device, pace_s[kind][self.stage_index]) if pace_s else nullcontext(),
+            ):
                 made = call(chunk, *args, **kwargs)
             times[action] = (start, mark())
             return made
 
     group = _own_group(context) if device.type == "cuda" else None
-    stages = [Timed(module, index, schedule.num_stages, device, group=group) for index, module in rank.modules.items()]
+    stages = [
+        Timed(module, index, schedule.num_stages, device, group=group)
+        for index, module in rank.modules.items()
+    ]
     options = {"loss_fn": rank.loss, "scale_grads": job.workload.reduction == "mean"}
     name = CLASSES.get(schedule.name)
     if name is None:
         runner = _PipelineScheduleRuntime(stages, schedule.num_microbatches, **options)
         load_rows(runner, schedule)
         return runner
-    only_one = schedule.num_stages == schedule.num_ranks and name in ("ScheduleGPipe", "Schedule1F1B")
-    return getattr(pipelining, name)(stages[0] if only_one else stages, schedule.num_microbatches, **options)
+    only_one = schedule.num_stages == schedule.num_ranks and name in (
+        "ScheduleGPipe",
+        "Schedule1F1B",
+    )
+    return getattr(pipelining, name)(
+        stages[0] if only_one else stages, schedule.num_microbatches, **options
+    )
 
 
 class _Adding(torch.autograd.Function):
@@ -229,8 +291,12 @@ def load_rows(runner: Any, schedule: Schedule) -> None:
 
 
 def _own_group(context: RankContext) -> dist.ProcessGroup:
-    """All ranks on NCCL with torch's own options, which leave it as many blocks of a GPU as it likes."""
+    """All ranks on NCCL with torch's own options, which leave it as many blocks of a GPU as it
+    likes.
+    """
     key = name, ranks = "torch's own", tuple(range(context.num_ranks))
     if key not in context.groups:
-        context.groups[key] = dist.new_group(ranks, backend="nccl", timeout=2 * context.timeout, group_desc=name)
+        context.groups[key] = dist.new_group(
+            ranks, backend="nccl", timeout=2 * context.timeout, group_desc=name
+        )
     return context.groups[key]

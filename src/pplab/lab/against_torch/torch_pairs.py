@@ -1,4 +1,6 @@
-"""The halves of an overlap beside each other in PyTorch's runtime, which by itself runs them one after the other."""
+"""The halves of an overlap beside each other in PyTorch's runtime, which by itself runs them one
+after the other.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from ...runtime import Rank
 
 
 def run_pairs(runner: Any, rank: Rank, times: dict) -> None:
-    """Let torch's runtime run its overlaps by the rank's `overlap(forward, backward)`; `times` has when.
+    """Let torch's runtime run its overlaps by the rank's `overlap(forward, backward)`; `times` has
+    when.
 
-    What takes its place also has to do what torch does around each half: to wait for what comes from other ranks, to
-    hand over what stays on this one, and to count the backwards.
+    What takes its place also has to do what torch does around each half: to wait for what comes
+    from other ranks, to hand over what stays on this one, and to count the backwards.
     """
     from torch.distributed.pipelining.schedules import OVERLAP_F_B, _wait_batch_p2p
 
@@ -31,7 +34,9 @@ def run_pairs(runner: Any, rank: Rank, times: dict) -> None:
         stage, m = stages[action.stage], action.microbatch
         runner.backward_counter[action.stage] += 1
         last = runner.backward_counter[action.stage] == runner._n_microbatches
-        stage.backward_one_chunk(m, loss=runner._maybe_get_loss(stage, m), full_backward=True, last_backward=last)
+        stage.backward_one_chunk(
+            m, loss=runner._maybe_get_loss(stage, m), full_backward=True, last_backward=last
+        )
         if action.stage - 1 in stages:
             stages[action.stage - 1].set_local_bwd_input(stage.get_local_bwd_output(m), m)
 
@@ -51,5 +56,7 @@ def run_pairs(runner: Any, rank: Rank, times: dict) -> None:
 
 
 def call_of(call: Callable, context: object, action: Action) -> partial:
-    """A half as whoever runs pairs wants it: a function without arguments, its action the first of a partial one's."""
+    """A half as whoever runs pairs wants it: a function without arguments, its action the first of
+    a partial one's.
+    """
     return partial(lambda action: call(context, action), action)

@@ -1,12 +1,15 @@
-"""Checkpoints by the names of layers: what one number of ranks saved, another number can go on with.
+"""Checkpoints by the names of layers: what one number of ranks saved, another number can go on
+with.
 
-A checkpoint is one safetensors file: every weight under the name that it has in the whole model, every tensor of the
-optimizer under the name of its weight, and the learning rates of its next step. It says nothing of stages and ranks. It
-doesn't hold the state of random numbers, nor the optimizer's settings: those come from the function that makes it.
+A checkpoint is one safetensors file: every weight under the name that it has in the whole model,
+every tensor of the optimizer under the name of its weight, and the learning rates of its next step.
+It says nothing of stages and ranks. It doesn't hold the state of random numbers, nor the
+optimizer's settings: those come from the function that makes it.
 
-Every tensor has a checksum, of its type, shape and bytes, and these and all else that the file says of itself are under
-one more, the seal. So a damaged file is refused, or loads exactly. Whoever means harm can seal a file of
-their own; what is in it is of the right types then, and nothing of it is ever executed.
+Every tensor has a checksum, of its type, shape and bytes, and these and all else that the file says
+of itself are under one more, the seal. So a damaged file is refused, or loads exactly. Whoever
+means harm can seal a file of their own; what is in it is of the right types then, and nothing of it
+is ever executed.
 """
 
 from __future__ import annotations
@@ -54,13 +57,15 @@ class Checkpoint:
     optimizer: str | None  # the class of the optimizer whose state is here
     shapes: Mapping[str, tuple[int, ...]] = field(repr=False)  # of the weights, by name
     checksums: Mapping[str, str] = field(repr=False)  # by key in the file
-    rates: tuple[float, ...] = ()  # of learning, in the step that comes next; one for each group that differs
+    # of learning, in the step that comes next; one for each group that differs
+    rates: tuple[float, ...] = ()
 
     @classmethod
     def open(cls, path: str | os.PathLike) -> Checkpoint:
         """Read what a file holds, without its tensors.
 
-        Raises FileNotFoundError when there is none and CheckpointError when it isn't a checkpoint, or not all of one.
+        Raises FileNotFoundError when there is none and CheckpointError when it isn't a checkpoint,
+        or not all of one.
         """
         bring("safetensors")
         from safetensors import SafetensorError, safe_open
@@ -77,18 +82,33 @@ class Checkpoint:
             about = _unsealed(told["pplab"], told.get("seal"), shapes.keys())
         except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
-                f"{path} is damaged, or no checkpoint of pplab ({type(error).__name__}: {error}): take an older one"
+                f"{path} is damaged, or no checkpoint of pplab ({type(error).__name__}: {error}): "
+                "take an older one"
             ) from error
-        shapes = {key.removeprefix(_MODEL): shape for key, shape in shapes.items() if key.startswith(_MODEL)}
-        step, model, optimizer = about["step"], printable(about["model"]), printable(about["optimizer"] or "") or None
-        return cls(path, step, model, optimizer, shapes, about["checksums"], tuple(about.get("rates", ())))
+        shapes = {
+            key.removeprefix(_MODEL): shape
+            for key, shape in shapes.items()
+            if key.startswith(_MODEL)
+        }
+        step, model, optimizer = (
+            about["step"],
+            printable(about["model"]),
+            printable(about["optimizer"] or "") or None,
+        )
+        return cls(
+            path, step, model, optimizer, shapes, about["checksums"], tuple(about.get("rates", ()))
+        )
 
     def read(self, keys: Iterable[str]) -> Parts:
-        """Tensors by their keys in the file. Raises CheckpointError when one isn't what was written."""
+        """Tensors by their keys in the file. Raises CheckpointError when one isn't what was
+        written.
+        """
         return dict(self._read(keys))
 
     def check(self) -> None:
-        """Read all of the file, a tensor at a time. Raises CheckpointError unless everything is what was written."""
+        """Read all of the file, a tensor at a time. Raises CheckpointError unless everything is
+        what was written.
+        """
         for _ in self._read(self.checksums):
             pass
 
@@ -102,17 +122,22 @@ class Checkpoint:
                     tensor = file.get_tensor(key)
                     if _checksum(tensor) != self.checksums[key]:
                         raise CheckpointError(
-                            f"{self.path} is damaged: {key} isn't what was written: take an older checkpoint"
+                            f"{self.path} is damaged: {key} isn't what was written: take an older "
+                            "checkpoint"
                         )
                     yield key, tensor
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
-                f"{self.path} doesn't give it ({error}): keep the file until the run is up, and load it into a module "
-                "whose weights have the names of the model that was trained, such as nn.Sequential(*stages)"
+                f"{self.path} doesn't give it ({error}): keep the file until the run is up, and "
+                "load it into a module "
+                "whose weights have the names of the model that was trained, such as "
+                "nn.Sequential(*stages)"
             ) from error
 
     def check_fits(self, workload: Workload) -> None:
-        """Raise CheckpointError unless the weights have the names and shapes of the workload's model."""
+        """Raise CheckpointError unless the weights have the names and shapes of the workload's
+        model.
+        """
         build = getattr(workload, "skeleton", workload.build_whole)  # names and shapes will do
         expected = {name: tuple(t.shape) for name, t in build().state_dict().items()}
         if expected == self.shapes:
@@ -121,11 +146,14 @@ class Checkpoint:
         wrong = {
             "missing": sorted(expected.keys() - both),
             "unknown": sorted(self.shapes.keys() - both),
-            "of another shape": sorted(name for name in both if expected[name] != self.shapes[name]),
+            "of another shape": sorted(
+                name for name in both if expected[name] != self.shapes[name]
+            ),
         }
         said = "; ".join(f"{what} {', '.join(names[:3])}" for what, names in wrong.items() if names)
         raise CheckpointError(
-            f"{self.path} is a checkpoint of another model, {self.model}, and this is {workload.name} ({said}): "
+            f"{self.path} is a checkpoint of another model, {self.model}, and this is "
+            f"{workload.name} ({said}): "
             "resume with the model that it was saved with"
         )
 
@@ -135,7 +163,9 @@ class Checkpoint:
         module.load_state_dict({key.removeprefix(_MODEL): tensor for key, tensor in parts.items()})
         return module
 
-    def load_optimizer(self, optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]) -> None:
+    def load_optimizer(
+        self, optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]
+    ) -> None:
         """Give an optimizer the state of its parameters. `names` are those of the whole model.
 
         Raises CheckpointError when the state is of another kind of optimizer.
@@ -153,12 +183,15 @@ class Checkpoint:
         ordered = _parameters(optimizer)
         keys = [key for p in ordered for key in state.get(names[p], {}).values()]
         parts = self.read(keys)
-        loaded = {  # each its own: a tied weight can have two places on a rank, whose momenta are kept apart
+        # each its own: a tied weight can have two places on a rank, whose momenta are kept apart
+        loaded = {
             number: {what: parts[key].clone() for what, key in state[names[p]].items()}
             for number, p in enumerate(ordered)
             if names[p] in state
         }
-        optimizer.load_state_dict({"state": loaded, "param_groups": optimizer.state_dict()["param_groups"]})
+        optimizer.load_state_dict(
+            {"state": loaded, "param_groups": optimizer.state_dict()["param_groups"]}
+        )
 
 
 @dataclass(frozen=True)
@@ -171,26 +204,37 @@ class Saved:
 
 
 def collect(
-    modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None, names: Mapping[nn.Parameter, str]
+    modules: Iterable[nn.Module],
+    optimizer: torch.optim.Optimizer | None,
+    names: Mapping[nn.Parameter, str],
 ) -> Saved:
-    """A rank's part of a checkpoint: its modules' weights and buffers, and its optimizer's state of them, on the host.
+    """A rank's part of a checkpoint: its modules' weights and buffers, and its optimizer's state of
+    them, on the host.
 
     Raises CheckpointError for a state that isn't made of tensors and numbers.
     """
     modules = list(modules)
     parts = {_MODEL + name: t for module in modules for name, t in module.state_dict().items()}
-    for p in (p for module in modules for p in module.parameters() if optimizer is not None and p in optimizer.state):
+    for p in (
+        p
+        for module in modules
+        for p in module.parameters()
+        if optimizer is not None and p in optimizer.state
+    ):
         for what, value in optimizer.state[p].items():
             if value is None:
                 continue
             if not isinstance(value, (Tensor, int, float)):
                 raise CheckpointError(
-                    f"{type(optimizer).__name__} keeps a {type(value).__name__} ({what}) for {names[p]}: a checkpoint "
+                    f"{type(optimizer).__name__} keeps a {type(value).__name__} ({what}) for "
+                    f"{names[p]}: a checkpoint "
                     "holds tensors and numbers"
                 )
             parts[f"{_OPTIMIZER}{names[p]}/{what}"] = torch.as_tensor(value)
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in parts.items()}
-    return Saved(copies, type(optimizer).__name__ if optimizer is not None else None, rates(optimizer))
+    return Saved(
+        copies, type(optimizer).__name__ if optimizer is not None else None, rates(optimizer)
+    )
 
 
 def rates(optimizer: torch.optim.Optimizer | None) -> tuple[float, ...]:
@@ -202,9 +246,10 @@ def rates(optimizer: torch.optim.Optimizer | None) -> tuple[float, ...]:
 def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str) -> str:
     """Write a checkpoint that is there as a whole or not at all; returns its path.
 
-    It is written beside its place, made to reach the disk, and then renamed: who opens `path` finds the old file or the
-    new one, whenever this process dies. What a process that died left is removed by the next one that saves here. A
-    link stays, and the file that it leads to is replaced.
+    It is written beside its place, made to reach the disk, and then renamed: who opens `path` finds
+    the old file or the new one, whenever this process dies. What a process that died left is
+    removed by the next one that saves here. A link stays, and the file that it leads to is
+    replaced.
     """
     save = bring("safetensors.torch").save
     saved = list(saved)
@@ -220,7 +265,9 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
     text = json.dumps(about)
     path = Path(check_place(path))
     _sweep(path)
-    partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(8)}.partial")
+    partial = path.with_name(
+        f".{path.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(8)}.partial"
+    )
     try:
         # A name that nobody can foresee, which is there for nobody else, and no link.
         end = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
@@ -242,25 +289,38 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
 
 def _sweep(path: Path) -> None:
     """Remove what processes of this host that are gone left of this file."""
-    ours = f".{path.name}.{socket.gethostname()}."  # another host's processes can't be seen from here
+    # another host's processes can't be seen from here
+    ours = f".{path.name}.{socket.gethostname()}."
     for left in path.parent.glob(f"{glob.escape(ours)}*.partial"):
         number = left.name.removeprefix(ours).partition(".")[0]
-        if number.isdigit() and not Path(f"/proc/{number}").exists() and Path("/proc/self").exists():
+        if (
+            number.isdigit()
+            and not Path(f"/proc/{number}").exists()
+            and Path("/proc/self").exists()
+        ):
             left.unlink(missing_ok=True)
 
 
 def check_place(path: str | os.PathLike) -> str:
     """The path to save to, in full; ValueError when nothing can be written there."""
     path = Path(path).resolve()
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK) or (path.exists() and not path.is_file()):
-        raise ValueError(f"can't save to {path}: give a file's name in a folder that exists and can be written to")
+    if (
+        not path.parent.is_dir()
+        or not os.access(path.parent, os.W_OK)
+        or (path.exists() and not path.is_file())
+    ):
+        raise ValueError(
+            f"can't save to {path}: give a file's name in a folder that exists and can be written "
+            "to"
+        )
     return str(path)
 
 
 def size_of(workload: Workload, make: Callable[[Any], torch.optim.Optimizer] | None) -> int:
-    """About how many bytes a checkpoint will have, a little too many rather than too few. The model is built, and the
-    optimizer takes a step, on the meta device, without a byte. 0 for a model that can't be built there; the weights
-    alone for an optimizer that can't."""
+    """About how many bytes a checkpoint will have, a little too many rather than too few. The model
+    is built, and the optimizer takes a step, on the meta device, without a byte. 0 for a model that
+    can't be built there; the weights alone for an optimizer that can't.
+    """
     tensors: dict[str, Tensor] = {}
     with suppress(Exception):
         with torch.device("meta"), torch.random.fork_rng([]):
@@ -273,9 +333,15 @@ def size_of(workload: Workload, make: Callable[[Any], torch.optim.Optimizer] | N
                 p.grad = torch.empty_like(p)
             optimizer.step()
             for name, p in named:
-                state = {what: value for what, value in optimizer.state[p].items() if value is not None}
-                tensors |= {f"{_OPTIMIZER}{name}/{what}": torch.as_tensor(value) for what, value in state.items()}
-    return sum(tensor.nbytes + 4 * len(key) + 320 for key, tensor in tensors.items())  # and a checksum and a shape
+                state = {
+                    what: value for what, value in optimizer.state[p].items() if value is not None
+                }
+                tensors |= {
+                    f"{_OPTIMIZER}{name}/{what}": torch.as_tensor(value)
+                    for what, value in state.items()
+                }
+    # and a checksum and a shape
+    return sum(tensor.nbytes + 4 * len(key) + 320 for key, tensor in tensors.items())
 
 
 def _on_meta(p: nn.Parameter) -> nn.Parameter:
@@ -283,14 +349,17 @@ def _on_meta(p: nn.Parameter) -> nn.Parameter:
 
 
 def check_room(path: str | os.PathLike, size: int) -> None:
-    """ValueError where there is no room for so many bytes at the path: a file of that size is made and removed."""
+    """ValueError where there is no room for so many bytes at the path: a file of that size is made
+    and removed.
+    """
     trial = Path(path).with_name(f".{secrets.token_hex(8)}.trial")
     try:
         with open(trial, "xb") as file:
             os.posix_fallocate(file.fileno(), 0, max(size, 1))
     except OSError as error:
         raise ValueError(
-            f"can't save to {path}: checkpoints will take {readable_bytes(size)}, and there is no room for that "
+            f"can't save to {path}: checkpoints will take {readable_bytes(size)}, and there is no "
+            "room for that "
             f"({error.strerror}): make room, or choose another place"
         ) from None
     finally:
@@ -312,7 +381,9 @@ def _seal(text: str) -> str:
 
 
 def _unsealed(text: str, seal: str | None, keys: Collection[str]) -> dict:
-    """What a file with tensors of these keys says of itself; ValueError where pplab wouldn't have written it so."""
+    """What a file with tensors of these keys says of itself; ValueError where pplab wouldn't have
+    written it so.
+    """
     about = json.loads(text)
     if about["version"] != _VERSION:
         raise ValueError(f"version {about['version']}, and this is version {_VERSION}")

@@ -1,4 +1,6 @@
-"""Interrupts of a run that has something to save: the first one asks its ranks to stop, the second one ends it."""
+"""Interrupts of a run that has something to save: the first one asks its ranks to stop, the second
+one ends it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def gently(statuses: Callable[[], Sequence[Status]]) -> Iterator[list[signal.Signals]]:
-    """While this lasts, the first SIGINT or SIGTERM asks the ranks at `statuses` to stop after their step; it stands in
-    the list that is given. The second one does what it would do otherwise, and so does the first one while no step is
-    done, since nothing would be lost. Only the main thread is told of signals: in another one nothing changes.
+    """While this lasts, the first SIGINT or SIGTERM asks the ranks at `statuses` to stop after
+    their step; it stands in the list that is given. The second one does what it would do otherwise,
+    and so does the first one while no step is done, since nothing would be lost. Only the main
+    thread is told of signals: in another one nothing changes.
     """
     came: list[signal.Signals] = []
     before: dict[int, object] = {}

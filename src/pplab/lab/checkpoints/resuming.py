@@ -18,10 +18,12 @@ from .saving import Save, newest
 
 @dataclass(frozen=True)
 class Resume(Extra):
-    """Go on from a checkpoint: its weights, its optimizer's state, and the next batch, on any number of ranks.
+    """Go on from a checkpoint: its weights, its optimizer's state, and the next batch, on any
+    number of ranks.
 
-    `path` is a file, a folder of checkpoints, of which the last whole one is taken, or a Run that saved. The Run's
-    `extras["resumed"]` says what isn't as it was: damaged files that were passed over, other learning rates.
+    `path` is a file, a folder of checkpoints, of which the last whole one is taken, or a Run that
+    saved. The Run's `extras["resumed"]` says what isn't as it was: damaged files that were passed
+    over, other learning rates.
     """
 
     path: str | os.PathLike | Run
@@ -29,25 +31,34 @@ class Resume(Extra):
     flag = {
         "name": "--resume",
         "metavar": "PLACE",
-        "help": "go on from a checkpoint, or from the last one in a folder, with any number of ranks",
+        "help": "go on from a checkpoint, or from the last one in a folder, with any number of "
+        "ranks",
     }
 
     def __post_init__(self) -> None:
         if isinstance(self.path, Run):
             if "saved" not in self.path.extras:
-                raise ValueError("that run didn't save: give it lab.Save(path), then lab.Resume(run) goes on from it")
+                raise ValueError(
+                    "that run didn't save: give it lab.Save(path), then lab.Resume(run) goes on "
+                    "from it"
+                )
             object.__setattr__(self, "path", self.path.extras["saved"])
 
     def check(self, job: Job) -> Job:
-        """Raises FileNotFoundError or CheckpointError where there is nothing to go on from, ValueError where the
-        optimizer's state would be lost in what the run saves."""
-        checkpoint, wrong = newest(self.path) if Path(self.path).is_dir() else (Checkpoint.open(self.path), [])
+        """Raises FileNotFoundError or CheckpointError where there is nothing to go on from,
+        ValueError where the optimizer's state would be lost in what the run saves.
+        """
+        checkpoint, wrong = (
+            newest(self.path) if Path(self.path).is_dir() else (Checkpoint.open(self.path), [])
+        )
         checkpoint.check_fits(job.workload)
         saves = [extra.path for extra in job.extras if isinstance(extra, Save)]
         if saves and job.options.optimizer is None and checkpoint.optimizer is not None:
             raise ValueError(
-                f"{checkpoint.path} holds the state of {checkpoint.optimizer}, which would be lost in {saves[0]}, "
-                f"since this run has no optimizer: resume with {checkpoint.optimizer}, or don't save"
+                f"{checkpoint.path} holds the state of {checkpoint.optimizer}, which would be lost "
+                f"in {saves[0]}, "
+                f"since this run has no optimizer: resume with {checkpoint.optimizer}, or don't "
+                "save"
             )
         passed = tuple(f"passed over: {each}" for each in wrong)
         if passed:
@@ -72,7 +83,9 @@ class Resume(Extra):
 
 
 class _Comparing(Listener):
-    """Notices learning rates that aren't those which were saved, once all that sets them is there."""
+    """Notices learning rates that aren't those which were saved, once all that sets them is
+    there.
+    """
 
     events = frozenset(("steps",))
 
@@ -83,8 +96,14 @@ class _Comparing(Listener):
         """The first step begins."""
         saved, ours = self.rank.job.workload.checkpoint.rates, rates(self.rank.optimizer)
         if saved and not set(ours) <= set(saved):
-            step, both = self.rank.job.first_step, [", ".join(f"{rate:g}" for rate in each) for each in (ours, saved)]
-            self.said = f"learning rate after step {step}: {both[0]} here, {both[1]} in the run that was saved"
+            step, both = (
+                self.rank.job.first_step,
+                [", ".join(f"{rate:g}" for rate in each) for each in (ours, saved)],
+            )
+            self.said = (
+                f"learning rate after step {step}: {both[0]} here, {both[1]} in the run that was "
+                "saved"
+            )
 
     def report(self) -> str | None:
         """What was noticed."""
@@ -93,14 +112,16 @@ class _Comparing(Listener):
 
 @Workload.register
 class Resumed:
-    """A workload that goes on from a checkpoint: with its weights, and with the batch that comes next. In all else it
-    is the workload."""
+    """A workload that goes on from a checkpoint: with its weights, and with the batch that comes
+    next. In all else it is the workload.
+    """
 
     def __init__(self, workload: Workload, checkpoint: Checkpoint, passed: tuple[str, ...] = ()):
         self.workload, self.checkpoint, self.passed = workload, checkpoint, passed
 
     def __getattr__(self, name: str) -> Any:
-        if name == "workload" or name.startswith("__"):  # not there yet: an instance is being unpickled
+        # not there yet: an instance is being unpickled
+        if name == "workload" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.workload, name)
 

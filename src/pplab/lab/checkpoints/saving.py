@@ -1,4 +1,6 @@
-"""Checkpoints that a run writes: after its last step, every so many steps, and when it is interrupted."""
+"""Checkpoints that a run writes: after its last step, every so many steps, and when it is
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,22 @@ import torch.distributed as dist
 from ...errors import accept, positive_int
 from ...runtime import Extra, Job, Listener, Rank, Status, naming
 from ..extras import own_stages
-from .checkpoint import Checkpoint, CheckpointError, Saved, check_place, check_room, collect, size_of, write
+from .checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    Saved,
+    check_place,
+    check_room,
+    collect,
+    size_of,
+    write,
+)
 from .interrupts import agree_to_stop, gently
 
 
 class NotSaved(OSError):
-    """A checkpoint that couldn't be written after its run. The weights are still here: `save` writes them elsewhere.
+    """A checkpoint that couldn't be written after its run. The weights are still here: `save`
+    writes them elsewhere.
 
     `cause` says where it was tried, and why it failed.
     """
@@ -29,33 +41,39 @@ class NotSaved(OSError):
     def __init__(self, path: Path, why: Exception, arguments: tuple):
         self.path, self._arguments, self.cause = path, arguments, _failed(path, why)
         super().__init__(
-            f"{self.cause}. The weights aren't lost: catch this error as `error`, make room or choose another place, "
+            f"{self.cause}. The weights aren't lost: catch this error as `error`, make room or "
+            "choose another place, "
             'and call error.save("another/place.safetensors")'
         )
 
     def save(self, path: str | os.PathLike) -> str:
-        """Write the checkpoint to another place, or to this one once there is room; returns its path."""
+        """Write the checkpoint to another place, or to this one once there is room; returns its
+        path.
+        """
         return write(path, *self._arguments)
 
 
 @dataclass(frozen=True)
 class Save(Extra):
-    """Write weights and the optimizer's state after the last step, to a file, which is replaced as a whole if it is
-    there, so that it may be the one that the run goes on from. Before the run a file of the same size is made there and
-    removed. If the place can't be written to at the end, the file goes into the working folder, the home folder or a
-    temporary one, which a warning and `run.extras["saved"]` name.
+    """Write weights and the optimizer's state after the last step, to a file, which is replaced as
+    a whole if it is there, so that it may be the one that the run goes on from. Before the run a
+    file of the same size is made there and removed. If the place can't be written to at the end,
+    the file goes into the working folder, the home folder or a temporary one, which a warning and
+    `run.extras["saved"]` name.
 
-    With `every`, `path` is a folder, made if it isn't there: step-00000100.safetensors is written after step 100 and so
-    on, and the last `keep` stay. Steps are counted from the first run's, across checkpoints. A checkpoint that fails on
-    the way, for want of room perhaps or because of a NaN in it, doesn't end the run, which warns of it at its end. On
-    several hosts all must see the place.
+    With `every`, `path` is a folder, made if it isn't there: step-00000100.safetensors is written
+    after step 100 and so on, and the last `keep` stay. Steps are counted from the first run's,
+    across checkpoints. A checkpoint that fails on the way, for want of room perhaps or because of a
+    NaN in it, doesn't end the run, which warns of it at its end. On several hosts all must see the
+    place.
 
-    Such a run loses nothing when it is interrupted: the first Ctrl-C or SIGTERM lets the step end on all ranks, writes
-    the checkpoint and raises KeyboardInterrupt, which names step and file. The second ends everything at once. A pool's
-    ranks don't outlive a SIGTERM of their own: where a job's every process gets one, start the ranks by torchrun.
+    Such a run loses nothing when it is interrupted: the first Ctrl-C or SIGTERM lets the step end
+    on all ranks, writes the checkpoint and raises KeyboardInterrupt, which names step and file. The
+    second ends everything at once. A pool's ranks don't outlive a SIGTERM of their own: where a
+    job's every process gets one, start the ranks by torchrun.
 
-    Who else may write to the folder may replace the file, or put a link in its place, which is followed. Nothing is
-    promised there: save into a folder that is yours alone.
+    Who else may write to the folder may replace the file, or put a link in its place, which is
+    followed. Nothing is promised there: save into a folder that is yours alone.
     """
 
     path: str | os.PathLike
@@ -66,24 +84,31 @@ class Save(Extra):
         "name": "--save",
         "nargs": "+",
         "metavar": ("FILE", "N"),
-        "help": "write a checkpoint to FILE after the last step. With a number N, FILE is a folder, which also gets a "
+        "help": "write a checkpoint to FILE after the last step. With a number N, FILE is a "
+        "folder, which also gets a "
         "checkpoint after every N steps",
     }
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", str(Path(self.path).resolve()))  # ranks may be in another folder
+        # ranks may be in another folder
+        object.__setattr__(self, "path", str(Path(self.path).resolve()))
 
     @classmethod
     def from_flag(cls, given: Sequence[str]) -> Save:
         """A place, and perhaps a number of steps; ValueError for anything else."""
         if len(given) > 2 or not all(each.isdigit() for each in given[1:]):
-            raise ValueError(f"--save needs a file, or a folder and a number of steps, got {' '.join(given)}")
+            raise ValueError(
+                f"--save needs a file, or a folder and a number of steps, got {' '.join(given)}"
+            )
         return cls(given[0], *map(int, given[1:]))
 
     def check(self, job: Job) -> Job:
         """ValueError for a place that can't be written to, and for a second one."""
         if sum(isinstance(extra, Save) for extra in job.extras) > 1:
-            raise ValueError("a run saves to one place: give one lab.Save, with every=... for a folder of checkpoints")
+            raise ValueError(
+                "a run saves to one place: give one lab.Save, with every=... for a folder of "
+                "checkpoints"
+            )
         if self.every is not None:
             positive_int("every", self.every)
             positive_int("keep", self.keep)
@@ -93,20 +118,26 @@ class Save(Extra):
         if os.environ.get("RANK", "0") == "0":  # of those that torchrun starts, one tries the place
             files = 1
             if self.every:
-                files = min(self.keep, job.options.steps // self.every) + 1 - len(steps_in(self.path))
+                files = (
+                    min(self.keep, job.options.steps // self.every) + 1 - len(steps_in(self.path))
+                )
             check_room(self.place(0), max(1, files) * size_of(job.workload, job.options.optimizer))
         return job
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """ValueError for a folder with checkpoints of later steps than this run begins at: of another run, then."""
+        """ValueError for a folder with checkpoints of later steps than this run begins at: of
+        another run, then.
+        """
         if self.every is None or max(steps_in(self.path), default=0) <= job.first_step:
             return
         with suppress(CheckpointError):  # those that are damaged will be replaced
             found, _ = newest(self.path)
             if found.step > job.first_step:
                 raise ValueError(
-                    f"{self.path} has a checkpoint of step {found.step}, and this run begins after step "
-                    f"{job.first_step}: go on from it with lab.Resume({self.path!r}), or save into another folder"
+                    f"{self.path} has a checkpoint of step {found.step}, and this run begins after "
+                    "step "
+                    f"{job.first_step}: go on from it with lab.Resume({self.path!r}), or save into "
+                    "another folder"
                 )
 
     @contextmanager
@@ -118,7 +149,8 @@ class Save(Extra):
                 step = job.first_step + max(status.steps for status in statuses())
                 place = vars(self).get("found_at", self.place(step))
                 raise KeyboardInterrupt(
-                    f"{came[0].name} after step {step}: saved in {place}; lab.Resume goes on from there"
+                    f"{came[0].name} after step {step}: saved in {place}; lab.Resume goes on from "
+                    "there"
                 )
 
     def listen(self, rank: Rank) -> Listener:
@@ -126,8 +158,10 @@ class Save(Extra):
         return _Saving(rank, self)
 
     def finish(self, job: Job, reports: Sequence[_Report]) -> str:
-        """Write the file; returns its path. Where its place can't be written to, the file goes into the working folder,
-        the home folder or a temporary one, and a warning says where. NotSaved where nothing can be written."""
+        """Write the file; returns its path. Where its place can't be written to, the file goes into
+        the working folder, the home folder or a temporary one, and a warning says where. NotSaved
+        where nothing can be written.
+        """
         step = job.first_step + reports[0].steps
         arguments = [report.saved for report in reports], step, job.workload.name
         try:
@@ -138,7 +172,9 @@ class Save(Extra):
             if not (path := _elsewhere(self.place(step), arguments)):
                 raise NotSaved(self.place(step), error, arguments) from error
             said = _failed(self.place(step), error)
-            warnings.warn(f"{said}. The checkpoint after step {step} is in {path} instead", stacklevel=2)
+            warnings.warn(
+                f"{said}. The checkpoint after step {step} is in {path} instead", stacklevel=2
+            )
         accept(self, found_at=path)  # no field: what a run was asked for stays the same
         if failed := reports[0].failed:
             warnings.warn(f"not saved on the way: {'; '.join(failed)}", stacklevel=2)
@@ -149,12 +185,19 @@ class Save(Extra):
         return Path(self.path, f"step-{step:08}.safetensors") if self.every else Path(self.path)
 
     def write(self, saved: Sequence[Saved], step: int, model: str, began: int) -> str:
-        """Write a checkpoint and remove those that are older than the last `keep`, but for the one that the run began
-        from, which a comparison with one process reads again; returns its path. FloatingPointError where training went
-        wrong: no such checkpoint takes the place of a good one."""
+        """Write a checkpoint and remove those that are older than the last `keep`, but for the one
+        that the run began from, which a comparison with one process reads again; returns its path.
+        FloatingPointError where training went wrong: no such checkpoint takes the place of a good
+        one.
+        """
         if any(tensor.isnan().any() for each in saved for tensor in each.parts.values()):
-            raise FloatingPointError("after this step there are NaNs among weights or the optimizer's state")
-        path, found = write(self.place(step), saved, step, model), steps_in(self.path) if self.every else {}
+            raise FloatingPointError(
+                "after this step there are NaNs among weights or the optimizer's state"
+            )
+        path, found = (
+            write(self.place(step), saved, step, model),
+            steps_in(self.path) if self.every else {},
+        )
         for old in sorted(number for number in found if number <= step)[: -self.keep]:
             if old != began:
                 found[old].unlink(missing_ok=True)
@@ -167,7 +210,9 @@ def _failed(path: Path, why: Exception) -> str:
 
 
 def _elsewhere(place: Path, arguments: tuple) -> str | None:
-    """Write a checkpoint where there is another place for it; returns its path, or None where there is none."""
+    """Write a checkpoint where there is another place for it; returns its path, or None where there
+    is none.
+    """
     for folder in (os.getcwd, Path.home, tempfile.mkdtemp):
         with suppress(OSError, RuntimeError, ValueError):  # ValueError: nobody may write there
             path = Path(folder(), place.name)
@@ -190,7 +235,9 @@ class _Saving(Listener):
         self.rank, self.save, self.steps, self.failed = rank, save, 0, []
 
     def end(self, event: str, losses: Sequence[float]) -> None:
-        """Between two steps: stop if that was asked for, or save if it is time. At the last one, `report` does it."""
+        """Between two steps: stop if that was asked for, or save if it is time. At the last one,
+        `report` does it.
+        """
         context, job, self.steps = self.rank.context, self.rank.job, len(losses)
         if self.steps == job.options.steps:
             return
@@ -222,7 +269,10 @@ class _Saving(Listener):
 
 def steps_in(folder: str | os.PathLike) -> dict[int, Path]:
     """The checkpoints in a folder, by the steps in their names."""
-    named = ((re.fullmatch(r"step-(\d+)\.safetensors", path.name), path) for path in Path(folder).glob("step-*"))
+    named = (
+        (re.fullmatch(r"step-(\d+)\.safetensors", path.name), path)
+        for path in Path(folder).glob("step-*")
+    )
     return {int(match[1]): path for match, path in named if match and path.is_file()}
 
 

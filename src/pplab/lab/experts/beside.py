@@ -1,7 +1,9 @@
-"""The halves of an overlap beside each other, layer by layer: while one's tokens are on the wire, the other computes.
+"""The halves of an overlap beside each other, layer by layer: while one's tokens are on the wire,
+the other computes.
 
-Each half runs in a thread of its own. On a GPU both put their work into one stream, in the order of their turns: so
-what one computes runs while the other's all-to-all, which has a stream of its own, is under way.
+Each half runs in a thread of its own. On a GPU both put their work into one stream, in the order of
+their turns: so what one computes runs while the other's all-to-all, which has a stream of its own,
+is under way.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ _LOOK_S = 1.0  # a pair that takes longer says which half it is in
 
 @dataclass(frozen=True)
 class Beside(Extra):
-    """Run the halves of overlaps beside each other. `pieces`: on a CPU, how long the pieces of a layer shall last.
+    """Run the halves of overlaps beside each other. `pieces`: on a CPU, how long the pieces of a
+    layer shall last.
 
-    What a `Meter` counts is the first pass; there, where there is one, halves run one after the other.
+    What a `Meter` counts is the first pass; there, where there is one, halves run one after the
+    other.
     """
 
     pieces: Pieces | None = None
@@ -37,13 +41,18 @@ class Beside(Extra):
     def check(self, job: Job) -> Job:
         """ValueError where the workload has a way of its own to run overlaps."""
         if job.workload.overlap is not None:
-            raise ValueError("the workload runs its overlaps itself (`overlap`): leave that out, or lab.Beside")
+            raise ValueError(
+                "the workload runs its overlaps itself (`overlap`): leave that out, or lab.Beside"
+            )
         return replace(job, how="paced") if self.pieces else job
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
         """ValueError for pieces on a GPU."""
         if self.pieces and devices[0] != "cpu":
-            raise ValueError("pieces are paced on a CPU; on a GPU they last as long as they do: leave `pieces` out")
+            raise ValueError(
+                "pieces are paced on a CPU; on a GPU they last as long as they do: leave `pieces` "
+                "out"
+            )
 
     def listen(self, rank: Rank) -> Listener:
         """Run this rank's overlaps."""
@@ -97,8 +106,10 @@ class Taking(Listener):
 
 
 class Pairs:
-    """Runs the halves of an overlap, each in a thread: functions without arguments, partial ones whose first argument
-    is the action. Raises what the first that fails raises, and doesn't wait for the other: its run is over."""
+    """Runs the halves of an overlap, each in a thread: functions without arguments, partial ones
+    whose first argument is the action. Raises what the first that fails raises, and doesn't wait
+    for the other: its run is over.
+    """
 
     def __init__(self, turns: Turns, watch: Callable[..., None]):
         self.turns, self.watch, self.in_turn = turns, watch, False

@@ -1,4 +1,6 @@
-"""Experts spread over replicas: each rank of them has a part of a stage's experts, and tokens go where theirs are."""
+"""Experts spread over replicas: each rank of them has a part of a stage's experts, and tokens go
+where theirs are.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,32 @@ from .wire import Wire, layers_of, wire_of
 class Experts(Extra):
     """Spread every layer's experts over the replicas of a schedule (`lab.replicate`).
 
-    Ranks that run the same row in different replicas share experts. Every token of theirs goes to the rank that has its
-    expert, and back, by all-to-alls in the forward and the backward; an expert's gradients come from the tokens of all.
+    Ranks that run the same row in different replicas share experts. Every token of theirs goes to
+    the rank that has its expert, and back, by all-to-alls in the forward and the backward; an
+    expert's gradients come from the tokens of all.
     """
 
     name = "experts"
     needs_pplab = "spread experts need replicas, and those need pplab's engine"
 
     def check(self, job: Job) -> Job:
-        """ValueError for a model without experts, or with a number of them that doesn't divide; and for what counts or
-        keeps every weight of a stage once, on its first rank."""
+        """ValueError for a model without experts, or with a number of them that doesn't divide; and
+        for what counts or keeps every weight of a stage once, on its first rank.
+        """
         replicas = len(job.schedule.replicas)
         count = getattr(getattr(job.workload, "config", None), "num_experts", None)
         if count is None:
-            raise ValueError(f"{job.workload.name} has no experts to spread: take lab.models.mixture(...)")
+            raise ValueError(
+                f"{job.workload.name} has no experts to spread: take lab.models.mixture(...)"
+            )
         if count % replicas:
-            raise ValueError(f"{count} experts don't divide into {replicas} replicas: take a multiple of that")
+            raise ValueError(
+                f"{count} experts don't divide into {replicas} replicas: take a multiple of that"
+            )
         if any(isinstance(extra, Clip | Resume | Save) for extra in job.extras):
             raise ValueError(
-                "Clip, Save and Resume look for a stage's weights on its first rank, and spread experts aren't all "
+                "Clip, Save and Resume look for a stage's weights on its first rank, and spread "
+                "experts aren't all "
                 "there: leave one of them out"
             )
         return job
@@ -47,19 +56,25 @@ class Experts(Extra):
         """Leave this rank its experts, and open the way to the others."""
         wire, groups = wire_of(rank), sharing(rank.job.schedule)
         for ranks in groups:  # all ranks ask for all, in one order
-            both = [rank.context.group(f"experts {way}", ranks) for way in ("forwards", "backwards")]
+            both = [
+                rank.context.group(f"experts {way}", ranks) for way in ("forwards", "backwards")
+            ]
             if rank.context.rank in ranks:
                 wire.groups = both if len(ranks) > 1 else ()
                 mine, of = ranks.index(rank.context.rank), len(ranks)
         for layer in layers_of(rank):
             keep(layer.experts, rank, mine, of)
         if rank.optimizer is not None:
-            rank.optimizer = rank.job.options.optimizer([(n, p) for p, n in rank.names.items() if p.requires_grad])
+            rank.optimizer = rank.job.options.optimizer(
+                [(n, p) for p, n in rank.names.items() if p.requires_grad]
+            )
         return Copies(rank, wire)
 
     def lines(self, found: tuple[int, ...]) -> list[str]:
         """What was sent."""
-        return [f"tokens sent      {', '.join(f'{each:,}' for each in found)} per rank, in all forwards"]
+        return [
+            f"tokens sent      {', '.join(f'{each:,}' for each in found)} per rank, in all forwards"
+        ]
 
     def finish(self, job: Job, reports: Sequence[int]) -> tuple[int, ...]:
         """Per rank, how many copies of tokens its forwards sent to other ranks, in all passes."""
@@ -67,12 +82,16 @@ class Experts(Extra):
 
 
 def sharing(schedule: Schedule) -> list[tuple[int, ...]]:
-    """Which ranks share experts: those in the same place of every replica, which run the same row."""
+    """Which ranks share experts: those in the same place of every replica, which run the same
+    row.
+    """
     return list(zip(*schedule.replicas, strict=True))
 
 
 def keep(experts: nn.ModuleDict, rank: Rank, mine: int, of: int) -> None:
-    """Leave in a layer the share of its experts that this rank has; no other rank of the sharing has them."""
+    """Leave in a layer the share of its experts that this rank has; no other rank of the sharing
+    has them.
+    """
     names = list(experts)
     share = len(names) // of
     for number, name in enumerate(names):
@@ -85,7 +104,9 @@ def keep(experts: nn.ModuleDict, rank: Rank, mine: int, of: int) -> None:
 
 
 class Copies(Listener):
-    """Adds up the gradients of experts that two ranks of a replica have, as in a bidirectional schedule."""
+    """Adds up the gradients of experts that two ranks of a replica have, as in a bidirectional
+    schedule.
+    """
 
     events = frozenset(("row",))
 
@@ -104,11 +125,15 @@ class Copies(Listener):
     def end(self, event: str, what: object) -> None:
         """The row has been run."""
         for parameters, group in self.sums:
-            with self.rank.doing("gradients of both copies' experts", "adding the experts' gradients"):
+            with self.rank.doing(
+                "gradients of both copies' experts", "adding the experts' gradients"
+            ):
                 flat = torch.cat([p.grad.flatten() for p in parameters]).to(self.rank.context.wire)
                 with naming("adding up gradients"):
                     dist.all_reduce(flat, group=group)
-                for p, total in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                for p, total in zip(
+                    parameters, flat.split([p.numel() for p in parameters]), strict=True
+                ):
                     p.grad.copy_(total.view_as(p))
 
     def report(self) -> int:

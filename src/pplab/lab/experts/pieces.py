@@ -1,11 +1,13 @@
-"""What an action on layers with experts consists of, and how long it takes, alone or beside another.
+"""What an action on layers with experts consists of, and how long it takes, alone or beside
+another.
 
 A layer's forward computes, is on the wire, computes, and is on the wire again:
 
     attention   dispatch   experts   combine
 
-Its input gradient has the same pieces in the opposite order, the gradient of its weights those two that compute. One
-rank computes one thing at a time. While one half of an overlap is on the wire, the other computes.
+Its input gradient has the same pieces in the opposite order, the gradient of its weights those two
+that compute. One rank computes one thing at a time. While one half of an overlap is on the wire,
+the other computes.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from ...errors import number, positive_int
 from ...schedule import Schedule
 
 ATTENTION, DISPATCH, EXPERTS, COMBINE = "attention", "dispatch", "experts", "combine"
-ORDER = {I: 0, B: 0, F: 1, W: 2}  # who goes first where two could: it is on the wire before it computes much
-_LAYER = ((ATTENTION, True), (DISPATCH, False), (EXPERTS, True), (COMBINE, False))  # and whether it computes
+# who goes first where two could: it is on the wire before it computes much
+ORDER = {I: 0, B: 0, F: 1, W: 2}
+# and whether it computes
+_LAYER = ((ATTENTION, True), (DISPATCH, False), (EXPERTS, True), (COMBINE, False))
 
 Piece = tuple[str, bool, float]  # its name, whether it computes, how long it takes
 Half = tuple[Any, ...]  # what `Pieces.of` takes, from its kind on
@@ -30,7 +34,9 @@ Half = tuple[Any, ...]  # what `Pieces.of` takes, from its kind on
 
 @dataclass(frozen=True)
 class Pieces:
-    """How long the pieces of a layer's forward take, in ms. A weight gradient: what its compute takes."""
+    """How long the pieces of a layer's forward take, in ms. A weight gradient: what its compute
+    takes.
+    """
 
     attention: float = 1.0
     dispatch: float = 1.0
@@ -49,12 +55,15 @@ class Pieces:
     def of(self, kind: Kind, layers: int = 1, again: int = 0, head: float = 0) -> list[Piece]:
         """The pieces of an action of this kind on so many layers, in order.
 
-        Before the backward of `again` of the layers their forward runs again. A stage that has a `head` has it behind
-        its layers in a forward, and before them in the other kinds. ValueError for more layers again than there are.
+        Before the backward of `again` of the layers their forward runs again. A stage that has a
+        `head` has it behind its layers in a forward, and before them in the other kinds. ValueError
+        for more layers again than there are.
         """
         layers = positive_int("layers of a half", layers, 0)
         if not 0 <= again <= layers:
-            raise ValueError(f"some of a half's layers run again, got {again} of {layers}: give 0 to all of them")
+            raise ValueError(
+                f"some of a half's layers run again, got {again} of {layers}: give 0 to all of them"
+            )
         times = 2 if kind is B else 1
         forward = [(name, computes, getattr(self, name)) for name, computes in _LAYER]
         last = [("head", True, head * times)] * (head > 0)
@@ -66,7 +75,8 @@ class Pieces:
         return last + back * (layers - again) + (forward + back) * again
 
     def at_best(self, one: Half, other: Half) -> float:
-        """How long a pair takes in the best order of its pieces: one computes at a time, and one is on the network.
+        """How long a pair takes in the best order of its pieces: one computes at a time, and one is
+        on the network.
 
         A half is what `of` takes.
 
@@ -76,8 +86,8 @@ class Pieces:
         return _at_best(self, one, other)
 
     def lasts(self, *halves: Half) -> float:
-        """How long halves take that run beside each other from one moment on, as `Beside` paces them: who has waited
-        longest computes first, and a piece on the network holds nothing up.
+        """How long halves take that run beside each other from one moment on, as `Beside` paces
+        them: who has waited longest computes first, and a piece on the network holds nothing up.
 
         >>> Pieces().lasts((F, 1)), Pieces().lasts((B, 1)), Pieces().lasts((F, 1), (B, 1))
         (4.0, 6.0, 6.0)
@@ -90,18 +100,22 @@ class Pieces:
                     at[half] += pieces.pop(0)[2]
             if not any(left):
                 return max(at)
-            half = min((half for half, pieces in enumerate(left) if pieces), key=lambda half: at[half])
+            half = min(
+                (half for half, pieces in enumerate(left) if pieces), key=lambda half: at[half]
+            )
             at[half] = free = max(at[half], free) + left[half].pop(0)[2]
 
     def costs(self, schedule: Schedule, num_layers: int, latency: float = 0) -> Costs:
-        """What the schedule's stages cost that have `num_layers` layers together, with a link's latency.
+        """What the schedule's stages cost that have `num_layers` layers together, with a link's
+        latency.
 
         ValueError unless they divide evenly.
         """
         layers, rest = divmod(num_layers, schedule.num_stages)
         if rest or not layers:
             raise ValueError(
-                f"{num_layers} layers don't divide into {schedule.num_stages} equal stages: take a multiple of that"
+                f"{num_layers} layers don't divide into {schedule.num_stages} equal stages: take a "
+                "multiple of that"
             )
         pairs = combinations((F, B, I, W), 2)
         overlap = {(a, b): self.lasts((a, layers), (b, layers)) for a, b in pairs}
@@ -111,9 +125,11 @@ class Pieces:
 
 @cache
 def _at_best(pieces: Pieces, one: Half, other: Half) -> float:
-    """From the end to the start: what is left once both are to begin a piece (Akers 1956, of two jobs on machines).
+    """From the end to the start: what is left once both are to begin a piece (Akers 1956, of two
+    jobs on machines).
 
-    Both go on until their next pieces would use the same stream at once. Then one waits until the other's is done.
+    Both go on until their next pieces would use the same stream at once. Then one waits until the
+    other's is done.
     """
     a, b = ([each[1:] for each in pieces.of(*half)] for half in (one, other))
     left: dict[tuple[int, int], float] = {}
@@ -129,5 +145,7 @@ def _at_best(pieces: Pieces, one: Half, other: Half) -> float:
             else:
                 j, y = j + 1, y + second
         else:
-            left[start] = max(x + sum(each for _, each in a[i:]), y + sum(each for _, each in b[j:]))
+            left[start] = max(
+                x + sum(each for _, each in a[i:]), y + sum(each for _, each in b[j:])
+            )
     return left[0, 0]

@@ -1,11 +1,13 @@
-"""Turns of what runs on one rank: one half of an overlap computes at a time, the other while the first is on the wire.
+"""Turns of what runs on one rank: one half of an overlap computes at a time, the other while the
+first is on the wire.
 
-An action computes from its start to its end but for the time in which its tokens are on the wire: then it gives the
-rank's compute away, and takes it back. Alone it gets it back at once.
+An action computes from its start to its end but for the time in which its tokens are on the wire:
+then it gives the rank's compute away, and takes it back. Alone it gets it back at once.
 
-Where pieces are paced, each lasts as long as it was told to, by a clock of the action's own that starts with it. What a
-thread sleeps too long isn't passed on to the piece behind; what a piece computes too long is. While one half lasts, the
-other may do what it has to: its own piece begins, by its clock, where the first one's ends.
+Where pieces are paced, each lasts as long as it was told to, by a clock of the action's own that
+starts with it. What a thread sleeps too long isn't passed on to the piece behind; what a piece
+computes too long is. While one half lasts, the other may do what it has to: its own piece begins,
+by its clock, where the first one's ends.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from .pieces import ATTENTION, EXPERTS, ORDER, Pieces
 from .wire import COMBINE, DISPATCH
 
 WAITS, COMPUTES, ON_THE_WIRE, DONE = "waits to compute", "computes", "is on the wire", "is done"
-_GRACE_S = 0.001  # so long after it should be back, nobody waits any more for a half that is on the wire
+# so long after it should be back, nobody waits any more for a half that is on the wire
+_GRACE_S = 0.001
 
 
 @dataclass(eq=False)
@@ -62,7 +65,9 @@ class Late:
 
 @dataclass(eq=False)
 class Turns:
-    """Who computes on this rank. `pieces`: how long pieces last at least; None: as long as they do."""
+    """Who computes on this rank. `pieces`: how long pieces last at least; None: as long as they
+    do.
+    """
 
     device: torch.device
     pieces: Pieces | None = None
@@ -76,7 +81,8 @@ class Turns:
         self._drew: Half | None = None  # whose random numbers are the device's
         self._free_at_s = 0.0
         self.stages: Mapping[int, Stage] = {}
-        # Of an input gradient that has run: its pieces that compute, and how many weights' gradients each has put off.
+        # Of an input gradient that has run: its pieces that compute, and how many weights'
+        # gradients each has put off.
         self.put_off: dict[tuple[int, int], list[tuple[str, int]]] = {}
 
     @property
@@ -112,7 +118,9 @@ class Turns:
         """An action begins in this thread; it goes on once it may compute."""
         half = getattr(self._own, "half", None)
         if half is None:
-            half = self._own.half = self.halves[action.stage, action.microbatch] = Half(action, time.perf_counter())
+            half = self._own.half = self.halves[action.stage, action.microbatch] = Half(
+                action, time.perf_counter()
+            )
         self._take(half)
 
     def end(self) -> None:
@@ -147,7 +155,9 @@ class Turns:
         self._take(half)
 
     def lasts(self, half: Half, piece: str, times: int = 1) -> None:
-        """A piece has computed: wait until its time is up. What another half computes meanwhile counts from then on."""
+        """A piece has computed: wait until its time is up. What another half computes meanwhile
+        counts from then on.
+        """
         if self.seconds:
             half.at_s += times * self.seconds[piece]
             self._count(half)
@@ -156,7 +166,9 @@ class Turns:
             self._sleep(half)
 
     def _backward_piece(self, half: Half) -> None:
-        """A backward is through with what it computed since its tokens were on the wire, if they were."""
+        """A backward is through with what it computed since its tokens were on the wire, if they
+        were.
+        """
         if half.behind:
             self.lasts(half, half.behind, 1 if half.action.kind is I else 2)
             if half.action.kind is I:
@@ -181,7 +193,10 @@ class Turns:
     def _give(self, half: Half, state: str, seconds: float = 0) -> None:
         with self._changed:
             self._release(half)
-            half.state, half.at_s = state, half.at_s + seconds if self.seconds else time.perf_counter()
+            half.state, half.at_s = (
+                state,
+                half.at_s + seconds if self.seconds else time.perf_counter(),
+            )
             if state is DONE:
                 del self.halves[half.key]
 
@@ -211,7 +226,8 @@ class Turns:
             if other is not half and other.turn < half.turn:
                 if other.state is WAITS:
                     return inf
-                if other.state is ON_THE_WIRE and self.seconds:  # it is back at a moment that is known
+                # it is back at a moment that is known
+                if other.state is ON_THE_WIRE and self.seconds:
                     if (left := other.at_s + _GRACE_S - time.perf_counter()) > 0:
                         return left
         return 0

@@ -1,4 +1,6 @@
-"""Schedules by real processes whose pieces are paced, each beside what the simulation says of it."""
+"""Schedules by real processes whose pieces are paced, each beside what the simulation says of
+it.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +47,25 @@ class UnderPrediction:
 
     @property
     def timelines(self) -> list[Timeline]:
-        """Of each schedule the simulated step and the measured one: `pp.compare` draws them one above the other."""
+        """Of each schedule the simulated step and the measured one: `pp.compare` draws them one
+        above the other.
+        """
         return [timeline for row in self.rows for timeline in (row.simulated, row.measured)]
 
     def order(self, measured: bool) -> list[str]:
         """The schedules' names, fastest first."""
         steps = [(row.measured if measured else row.simulated).makespan for row in self.rows]
-        return [row.schedule.name for _, row in sorted(zip(steps, self.rows, strict=True), key=itemgetter(0))]
+        return [
+            row.schedule.name
+            for _, row in sorted(zip(steps, self.rows, strict=True), key=itemgetter(0))
+        ]
 
     def __str__(self) -> str:
         head = f"{'schedule':34} {'simulated':>10} {'measured':>9} {'ratio':>6} {'all steps':>13}"
-        lines = [f"in ms; messages take {self.latency_ms:g}; the machine's load was {self.load:.1f}", head]
+        lines = [
+            f"in ms; messages take {self.latency_ms:g}; the machine's load was {self.load:.1f}",
+            head,
+        ]
         for row in self.rows:
             spread = f"{min(row.steps_ms):.0f} to {max(row.steps_ms):.0f}"
             times = f"{row.simulated.makespan:10.0f} {row.measured.makespan:9.0f} {row.ratio:6.3f}"
@@ -76,12 +86,13 @@ def measure_under(
     rounds: int = 1,
     **options: object,
 ) -> UnderPrediction:
-    """Run each schedule with its pieces paced, `latency_ms` for each message, and its pairs beside each other; experts
-    are spread where there are replicas. The simulation has the pieces' times, and none of the measured ones.
+    """Run each schedule with its pieces paced, `latency_ms` for each message, and its pairs beside
+    each other; experts are spread where there are replicas. The simulation has the pieces' times,
+    and none of the measured ones.
 
-    Each of `rounds` runs `steps` steps of every schedule in turn, so that a slow spell of the machine hits more than
-    one. `options` are those of `Pool.train`. Raises ValueError where the workload's layers don't divide into a
-    schedule's stages.
+    Each of `rounds` runs `steps` steps of every schedule in turn, so that a slow spell of the
+    machine hits more than one. `options` are those of `Pool.train`. Raises ValueError where the
+    workload's layers don't divide into a schedule's stages.
     """
     costs = [pieces.costs(schedule, workload.num_layers, latency_ms) for schedule in schedules]
     slow = [Pace(Costs(1e-6, 0, 0, latency=latency_ms, unit="ms"))] * (latency_ms > 0)
@@ -89,7 +100,9 @@ def measure_under(
     for _ in range(positive_int("rounds", rounds)):
         for schedule, found in zip(schedules, runs, strict=True):
             extras = [Beside(pieces), *[Experts()] * (len(schedule.replicas) > 1), *slow]
-            found.append(pool.train(schedule, workload, *extras, steps=steps, **{"warmup": 0, **options}))
+            found.append(
+                pool.train(schedule, workload, *extras, steps=steps, **{"warmup": 0, **options})
+            )
     simulated = map(simulate, schedules, costs)
     return UnderPrediction(tuple(map(_row, simulated, runs)), latency_ms, os.getloadavg()[0])
 

@@ -1,8 +1,8 @@
-"""How tokens get to their experts and back: by all-to-alls between the ranks that share a stage's experts, or, where a
-rank has all of them, by nothing but the time that it would take.
+"""How tokens get to their experts and back: by all-to-alls between the ranks that share a stage's
+experts, or, where a rank has all of them, by nothing but the time that it would take.
 
-A layer with experts has an attribute `wire`, None until an extra of a run prepares it. Whoever wants to use the time
-while tokens are under way sets the wire's `turns`.
+A layer with experts has an attribute `wire`, None until an extra of a run prepares it. Whoever
+wants to use the time while tokens are under way sets the wire's `turns`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plan:
-    """Where the tokens of one layer go: `given[rank][expert]` of this rank's, and `taken[rank][expert]` of all ranks'
-    for the experts that this rank has."""
+    """Where the tokens of one layer go: `given[rank][expert]` of this rank's, and
+    `taken[rank][expert]` of all ranks' for the experts that this rank has.
+    """
 
     given: Tensor
     taken: Tensor
 
 
 class Wire:
-    """The way of one rank's tokens. `groups`: of the ranks that share experts, one for what belongs to forwards and one
-    for what belongs to backwards: two halves of an overlap may send at once, and their messages must not mix."""
+    """The way of one rank's tokens. `groups`: of the ranks that share experts, one for what belongs
+    to forwards and one for what belongs to backwards: two halves of an overlap may send at once,
+    and their messages must not mix.
+    """
 
     def __init__(self, rank: Rank):
         self.device, self.crosses = rank.context.device, rank.context.wire
@@ -43,7 +46,9 @@ class Wire:
         self.sent = 0  # copies of tokens that forwards have sent to other ranks
 
     def dispatch(self, tokens: Tensor, counts: Tensor) -> tuple[Tensor, Plan]:
-        """Of tokens sorted by expert, so many for each: those for this rank's experts, by rank, then by expert."""
+        """Of tokens sorted by expert, so many for each: those for this rank's experts, by rank,
+        then by expert.
+        """
         given = counts.view(self.groups[0].size() if self.groups else 1, -1)
         plan = Plan(given, given if not self.groups else torch.empty_like(given))
         return Crossing.apply(tokens, self, DISPATCH, plan), plan
@@ -65,13 +70,17 @@ class Wire:
         if half:
             self.turns.take_back(half, name)
         if work and not on_host:
-            work.wait()  # lets the compute stream wait, behind what the other half has put there meanwhile
+            # lets the compute stream wait, behind what the other half has put there meanwhile
+            work.wait()
         return made.to(self.device)
 
-    def _start(self, x: Tensor, name: str, plan: Plan, backward: bool, half: Any) -> tuple[Tensor, dist.Work | None]:
+    def _start(
+        self, x: Tensor, name: str, plan: Plan, backward: bool, half: Any
+    ) -> tuple[Tensor, dist.Work | None]:
         if not self.groups:
             return x.view_as(x), None
-        group = self.groups[backward if half is None else half.action.kind is not F]  # a forward that runs again, too
+        # a forward that runs again, too
+        group = self.groups[backward if half is None else half.action.kind is not F]
         with naming(f"the all-to-all of a {name}"):
             if name == DISPATCH and not backward:
                 given, taken = plan.given.to(self.crosses), plan.taken.to(self.crosses)
@@ -112,4 +121,9 @@ def wire_of(rank: Rank) -> Wire:
 
 def layers_of(rank: Rank) -> list[torch.nn.Module]:
     """The layers of a rank's stages whose tokens cross a wire."""
-    return [layer for module in rank.modules.values() for layer in module.modules() if hasattr(layer, "wire")]
+    return [
+        layer
+        for module in rank.modules.values()
+        for layer in module.modules()
+        if hasattr(layer, "wire")
+    ]

@@ -1,4 +1,6 @@
-"""A rank holds so much and no more: where it would need more, the run ends and says where and why."""
+"""A rank holds so much and no more: where it would need more, the run ends and says where and
+why.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +19,44 @@ from .meter import Counting, Held, Meter, readable_bytes
 
 
 class OutOfMemoryError(MemoryError):
-    """A rank needs more than its budget. The caller is told by a RankError, whose `rank` and `action` say where."""
+    """A rank needs more than its budget. The caller is told by a RankError, whose `rank` and
+    `action` say where.
+    """
 
 
 @dataclass(frozen=True)
 class Budget(Meter):
     """End the run where a rank would hold more than `limit` bytes.
 
-    It is a `Meter`, too, so `run.held` is there, and its `memory` has the stages' state. On the CPU, where no allocator
-    counts, a rank holds what the meter counts and its state: weights, gradients and what the optimizer keeps, all of it
-    from the start, as where they have buffers of their own. Else a schedule that can't train would run until the second
-    step, the first with an optimizer's state. Not counted are messages under way, and what an action needs only while
-    it computes.
+    It is a `Meter`, too, so `run.held` is there, and its `memory` has the stages' state. On the
+    CPU, where no allocator counts, a rank holds what the meter counts and its state: weights,
+    gradients and what the optimizer keeps, all of it from the start, as where they have buffers of
+    their own. Else a schedule that can't train would run until the second step, the first with an
+    optimizer's state. Not counted are messages under way, and what an action needs only while it
+    computes.
 
-    An action that another microbatch has run on that stage before is refused before it runs, for it takes as much. Of
-    the first nobody knows: it runs, and then the run ends. All that happens in the first pass, which isn't timed. Every
-    step holds as much, so the others run without a count.
+    An action that another microbatch has run on that stage before is refused before it runs, for it
+    takes as much. Of the first nobody knows: it runs, and then the run ends. All that happens in
+    the first pass, which isn't timed. Every step holds as much, so the others run without a count.
 
-    On a GPU it is the limit of the process' allocator (torch's `set_per_process_memory_fraction`) in all steps. That
-    counts whatever it hands out, with what it keeps to hand out again, and the gradients and the optimizer's state from
-    when they are there. Afterwards the limit is what it was.
+    On a GPU it is the limit of the process' allocator (torch's `set_per_process_memory_fraction`)
+    in all steps. That counts whatever it hands out, with what it keeps to hand out again, and the
+    gradients and the optimizer's state from when they are there. Afterwards the limit is what it
+    was.
     """
 
     limit: float
     needs_pplab = "Budget needs pplab's engine: torch's runtime doesn't say which action comes next"
 
     def __post_init__(self) -> None:
-        if isinstance(self.limit, bool) or not isinstance(self.limit, Real) or not 0 < self.limit < inf:
-            raise ValueError(f"Budget takes a number of bytes above 0, such as 80e6, got {self.limit!r}")
+        if (
+            isinstance(self.limit, bool)
+            or not isinstance(self.limit, Real)
+            or not 0 < self.limit < inf
+        ):
+            raise ValueError(
+                f"Budget takes a number of bytes above 0, such as 80e6, got {self.limit!r}"
+            )
 
     def check(self, job: Job) -> Job:
         """In place of other meters. ValueError for two budgets."""
@@ -60,7 +72,10 @@ class Budget(Meter):
     def lines(self, found: Held) -> list[str]:
         """The budget, and what the meter says."""
         state = ", ".join(map(readable_bytes, found.state_of))
-        return [f"budget           {readable_bytes(self.limit)}; state of each stage: {state}", *super().lines(found)]
+        return [
+            f"budget           {readable_bytes(self.limit)}; state of each stage: {state}",
+            *super().lines(found),
+        ]
 
 
 class _Bounded(Counting):
@@ -69,18 +84,26 @@ class _Bounded(Counting):
     def __init__(self, rank: Rank, limit: float):
         super().__init__(rank)
         self.limit, self.name = limit, f"rank {rank.context.rank}"
-        self.found.state = {stage: state_bytes(module, rank.job.options) for stage, module in rank.modules.items()}
+        self.found.state = {
+            stage: state_bytes(module, rank.job.options) for stage, module in rank.modules.items()
+        }
         self.state = sum(self.found.state.values())
         if self.state > limit:
             raise OutOfMemoryError(
-                f"weights, gradients and the optimizer's state of {self.name} take {readable_bytes(self.state)}, and "
-                f"the budget is {readable_bytes(limit)}: give it less of the model (another cut, or more ranks)"
+                f"weights, gradients and the optimizer's state of {self.name} take "
+                f"{readable_bytes(self.state)}, and "
+                f"the budget is {readable_bytes(limit)}: give it less of the model (another cut, "
+                "or more ranks)"
             )
 
     def begin(self, event: str, what: Action) -> None:
-        """Refuse an action for which there is no room, if another microbatch has shown what it takes."""
+        """Refuse an action for which there is no room, if another microbatch has shown what it
+        takes.
+        """
         if event == "action" and (what.stage, what.kind) in self.found.changes:
-            self._look(f"{what} takes", self.meter.held, self.found.changes[what.stage, what.kind][1])
+            self._look(
+                f"{what} takes", self.meter.held, self.found.changes[what.stage, what.kind][1]
+            )
         super().begin(event, what)
 
     def end(self, event: str, what: Action) -> None:
@@ -91,11 +114,15 @@ class _Bounded(Counting):
 
     def _look(self, takes: str, held: int, more: int) -> None:
         if self.state + held + more > self.limit:
-            raise OutOfMemoryError(words(self.name, self.state + held, takes, readable_bytes(more), self.limit))
+            raise OutOfMemoryError(
+                words(self.name, self.state + held, takes, readable_bytes(more), self.limit)
+            )
 
 
 def state_bytes(module: nn.Module, options: Options) -> int:
-    """A stage's weights, buffers, gradients, and what the optimizer will keep for it after its first step."""
+    """A stage's weights, buffers, gradients, and what the optimizer will keep for it after its
+    first step.
+    """
     found = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     for name, p in module.named_parameters():
         if p.requires_grad:
@@ -105,7 +132,9 @@ def state_bytes(module: nn.Module, options: Options) -> int:
                 copy.grad = torch.zeros_like(copy)
                 optimizer = options.optimizer([(name, copy)])
                 optimizer.step()
-                found += sum(x.nbytes for x in optimizer.state[copy].values() if isinstance(x, torch.Tensor))
+                found += sum(
+                    x.nbytes for x in optimizer.state[copy].values() if isinstance(x, torch.Tensor)
+                )
     return found
 
 
@@ -122,7 +151,9 @@ def train_within(limit: float, engine: Callable, context: RankContext, job: Job)
         return engine(context, job)
     except torch.OutOfMemoryError as error:
         held = cuda.memory_allocated(device)
-        raise OutOfMemoryError(words(f"rank {context.rank}", held, "it asks for", "piece", limit)) from error
+        raise OutOfMemoryError(
+            words(f"rank {context.rank}", held, "it asks for", "piece", limit)
+        ) from error
     finally:
         cuda.set_per_process_memory_fraction(before, device)
 
@@ -130,6 +161,7 @@ def train_within(limit: float, engine: Callable, context: RankContext, job: Job)
 def words(name: str, held: int, takes: str, more: str, limit: float) -> str:
     """What happened, and what to do."""
     return (
-        f"{name} holds {readable_bytes(held)}, {takes} another {more}, and the budget is {readable_bytes(limit)}: have "
+        f"{name} holds {readable_bytes(held)}, {takes} another {more}, and the budget is "
+        f"{readable_bytes(limit)}: have "
         "fewer microbatches in flight (1F1B), recompute (lab.Recompute), or cut the model elsewhere"
     )

@@ -1,9 +1,11 @@
-"""Why a run's gradients aren't those of one process. Opened when they aren't; every cause it names was measured.
+"""Why a run's gradients aren't those of one process. Opened when they aren't; every cause it names
+was measured.
 
-One factor of all gradients comes first, and explains all that differs. Otherwise one process has the whole
-model and the whole batch, and looks for what a pipeline can't do alike: random numbers, which are drawn in another
-order; modules that look at all samples that they are given; mean losses that don't count alike; digits that rounding
-takes; weights and batches that every process makes for itself, and not the same.
+One factor of all gradients comes first, and explains all that differs. Otherwise one process has
+the whole model and the whole batch, and looks for what a pipeline can't do alike: random numbers,
+which are drawn in another order; modules that look at all samples that they are given; mean losses
+that don't count alike; digits that rounding takes; weights and batches that every process makes for
+itself, and not the same.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ _LOW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Causes(Extra):
-    """Compares gradients with those of one process, and where they differ says why: each cause was measured."""
+    """Compares gradients with those of one process, and where they differ says why: each cause was
+    measured.
+    """
 
     name = "causes"
 
@@ -56,10 +60,15 @@ class Causes(Extra):
 
 
 def find_causes(
-    on_rank_0: Callable, job: Job, report: GradientReport, reports: Sequence[RankReport], whole: Whole
+    on_rank_0: Callable,
+    job: Job,
+    report: GradientReport,
+    reports: Sequence[RankReport],
+    whole: Whole,
 ) -> tuple[str, ...]:
-    """What makes gradients differ, by what the ranks report and one process found. `on_rank_0` calls a function there,
-    at least."""
+    """What makes gradients differ, by what the ranks report and one process found. `on_rank_0`
+    calls a function there, at least.
+    """
     if names := _names(reports, whole):
         return (names,)
     if factor := _factor(job, report, reports, whole):
@@ -68,15 +77,22 @@ def find_causes(
 
 
 def _names(reports: Sequence[RankReport], whole: Whole) -> str:
-    """What is said where the stages' parameters with gradients aren't those of the whole model, otherwise ""."""
+    """What is said where the stages' parameters with gradients aren't those of the whole model,
+    otherwise "".
+    """
     ours = {name: gradient for each in reports for name, gradient in each.gradients.items()}
-    missing = sorted(name for name, gradient in whole.gradients.items() if name not in ours and gradient.any())
-    extra = sorted(name for name, gradient in ours.items() if name not in whole.gradients and gradient.any())
+    missing = sorted(
+        name for name, gradient in whole.gradients.items() if name not in ours and gradient.any()
+    )
+    extra = sorted(
+        name for name, gradient in ours.items() if name not in whole.gradients and gradient.any()
+    )
     if not missing and not extra:
         return ""
     return (
         "the stages don't have the parameters of the whole model: without a gradient "
-        f"{_few(missing) or 'none'}, unknown {_few(extra) or 'none'}. A layer has in its stage the name that it has in "
+        f"{_few(missing) or 'none'}, unknown {_few(extra) or 'none'}. A layer has in its stage the "
+        "name that it has in "
         "the whole, and tied() returns weights that several stages share"
     )
 
@@ -84,8 +100,18 @@ def _names(reports: Sequence[RankReport], whole: Whole) -> str:
 @np.errstate(all="ignore")
 def _factor(job: Job, report: GradientReport, reports: Sequence[RankReport], whole: Whole) -> str:
     """What is said where all gradients are one factor too large or too small, otherwise ""."""
-    M, loss, one, noise = job.schedule.num_microbatches, whole.loss, whole.gradients, 3 * report.tolerance
-    pairs = [(name, ours, one[name]) for each in reports for name, ours in each.gradients.items() if name in one]
+    M, loss, one, noise = (
+        job.schedule.num_microbatches,
+        whole.loss,
+        whole.gradients,
+        3 * report.tolerance,
+    )
+    pairs = [
+        (name, ours, one[name])
+        for each in reports
+        for name, ours in each.gradients.items()
+        if name in one
+    ]
     factor = float(sum((a * b).sum() for _, a, b in pairs) / sum((b**2).sum() for *_, b in pairs))
     allowed = {name: 3 * each.allowed for name, each in report.parameters.items()}
     if not (factor > 0 and all(norm(a / factor - b) <= allowed[name] for name, a, b in pairs)):
@@ -94,7 +120,10 @@ def _factor(job: Job, report: GradientReport, reports: Sequence[RankReport], who
     by_microbatches = abs(times - M) <= noise * M
     ours = sum(each.first_loss for each in reports)
     if abs(times - 1) <= noise:
-        return f"all gradients are right, and the loss is {ours:.6g} for {loss:.6g}: look for a term without a weight"
+        return (
+            f"all gradients are right, and the loss is {ours:.6g} for {loss:.6g}: look for a term "
+            "without a weight"
+        )
     said = f"all gradients are {times:.4g} times too {size}"
     if by_microbatches:
         said = f"all gradients are {M} times too {size}, and {M} is the number of microbatches"
@@ -129,12 +158,21 @@ def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[
     model, batch = workload.build_whole().to(context.device), workload.batch(0).to(context.device)
     anew = [*_another_batch(workload, batch), *_other_weights(workload, model, num_stages)]
     yield from anew
-    whole = _Whole(workload, model, batch.microbatches(job.schedule.num_microbatches), batch, job.options.autocast)
+    whole = _Whole(
+        workload,
+        model,
+        batch.microbatches(job.schedule.num_microbatches),
+        batch,
+        job.options.autocast,
+    )
     if strange := [name for name, each in report.parameters.items() if math.isinf(each.difference)]:
         if first := whole.not_finite():
             yield first
             return
-        yield f"numbers that aren't finite: the run's gradients of {_few(strange)}; in one process all are finite"
+        yield (
+            f"numbers that aren't finite: the run's gradients of {_few(strange)}; in one process "
+            "all are finite"
+        )
     if unasked := whole.unasked():
         yield unasked
         return
@@ -151,8 +189,13 @@ def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[
 def _another_batch(workload: Workload, batch: Batch) -> Iterator[str]:
     """Whether the batch is another one when it is made again."""
     again = workload.batch(0).to(batch.target.device)
-    if len(batch.tensors) != len(again.tensors) or not all(map(_same, batch.tensors, again.tensors)):
-        yield "batch(0) isn't the same when it is made again: make it from the step's number alone, with a seed"
+    if len(batch.tensors) != len(again.tensors) or not all(
+        map(_same, batch.tensors, again.tensors)
+    ):
+        yield (
+            "batch(0) isn't the same when it is made again: make it from the step's number alone, "
+            "with a seed"
+        )
 
 
 def _other_weights(workload: Workload, model: nn.Module, num_stages: int) -> Iterator[str]:
@@ -164,13 +207,18 @@ def _other_weights(workload: Workload, model: nn.Module, num_stages: int) -> Ite
             if name in own and not _same(p.to(own[name].device), own[name]):
                 other.append(name)
     if other:
-        what = f"{len(other)} of {len(own)} weights, such as {other[0]}, start from other values in the stages"
+        what = (
+            f"{len(other)} of {len(own)} weights, such as {other[0]}, start from other values in "
+            "the stages"
+        )
         yield f"{what} than in the whole model: seed build_stage and build_whole alike"
 
 
 @dataclass
 class _Whole:
-    """The whole model in one process, with the batch. The modes of its modules change from question to question."""
+    """The whole model in one process, with the batch. The modes of its modules change from question
+    to question.
+    """
 
     workload: Workload
     model: nn.Module
@@ -194,7 +242,9 @@ class _Whole:
         given |= {f"the weight {name}": p for name, p in self.model.named_parameters()}
         found = [what for what, value in given.items() if not _finite(value)]
         hooks = [
-            module.register_forward_hook(_look(f"the output of {name} ({type(module).__name__})", found))
+            module.register_forward_hook(
+                _look(f"the output of {name} ({type(module).__name__})", found)
+            )
             for name, module in self.model.named_modules()
             if name
         ]
@@ -205,22 +255,34 @@ class _Whole:
             found.append("the loss")
         if not found:
             loss.backward()
-            named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-            found = [f"the gradient of {name}, in the backward" for name, g in reversed(named) if not _finite(g)]
+            named = [
+                (name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None
+            ]
+            found = [
+                f"the gradient of {name}, in the backward"
+                for name, g in reversed(named)
+                if not _finite(g)
+            ]
         self.model.zero_grad()
         return f"numbers that aren't finite: {found[0]} has the first" if found else ""
 
     def unasked(self) -> str:
-        """Whether a layer gives a loss of its own a gradient by itself, whatever gradient comes to it."""
+        """Whether a layer gives a loss of its own a gradient by itself, whatever gradient comes to
+        it.
+        """
         (self.run(self.batch)[1] * 0).backward()
-        found = [name for name, p in self.model.named_parameters() if p.grad is not None and p.grad.any()]
+        found = [
+            name for name, p in self.model.named_parameters() if p.grad is not None and p.grad.any()
+        ]
         self.model.zero_grad()
         if not found:
             return ""
         M = len(self.microbatches)
         return (
-            f"a layer gives a loss of its own a gradient by itself: a backward that starts from 0 reaches "
-            f"{_few(found)}. A microbatch's backward starts from what it counts for, such as 1/{M}, and that gradient "
+            "a layer gives a loss of its own a gradient by itself: a backward that starts from 0 "
+            "reaches "
+            f"{_few(found)}. A microbatch's backward starts from what it counts for, such as "
+            f"1/{M}, and that gradient "
             f"doesn't: over {M} microbatches it comes {M} times too large. Let the layer call "
             "pplab.runtime.add_loss(x) instead"
         )
@@ -235,19 +297,31 @@ class _Whole:
         if self.steady:
             return ""
         if not self.draws:
-            return "the forward gives another output for the same batch the second time: a module keeps something"
+            return (
+                "the forward gives another output for the same batch the second time: a module "
+                "keeps something"
+            )
         found = [
             name
             for name, module in self.model.named_modules()
-            if "Dropout" in type(module).__name__ and module.training and getattr(module, "p", 0) > 0
+            if "Dropout" in type(module).__name__
+            and module.training
+            and getattr(module, "p", 0) > 0
         ]
-        what = f"dropout is active (in {_few(found)})" if found else "the forward draws random numbers"
-        return f"{what}: microbatches draw others than a batch does; compare with lab.SeededDropout(), or without (p=0)"
+        what = (
+            f"dropout is active (in {_few(found)})" if found else "the forward draws random numbers"
+        )
+        return (
+            f"{what}: microbatches draw others than a batch does; compare with "
+            "lab.SeededDropout(), or without (p=0)"
+        )
 
     @torch.no_grad()
     def across_samples(self) -> str:
         """Whether a sample's output depends on the others that a module is given with it."""
-        norms = {n: m for n, m in self.model.named_modules() if isinstance(m, _BatchNorm) and m.training}
+        norms = {
+            n: m for n, m in self.model.named_modules() if isinstance(m, _BatchNorm) and m.training
+        }
         if not self.steady:  # without what is random, the statistics are all that is left
             self.model.eval()
             for norm in norms.values():
@@ -257,39 +331,59 @@ class _Whole:
             return ""
         what = f"batch normalisation (in {_few(list(norms))}) takes" if norms else "a module takes"
         return (
-            f"{what} the statistics of a microbatch instead of the batch's: outputs change by {far:.0e} of the largest"
+            f"{what} the statistics of a microbatch instead of the batch's: outputs change by "
+            f"{far:.0e} of the largest"
         )
 
     def _between_microbatches(self) -> float:
         parts = [self.run(each)[0] for each in self.microbatches]
         together = self.run(self.batch)[0]
-        if not parts[0].ndim or sum(map(len, parts)) != len(together) or len({x.shape[1:] for x in parts}) > 1:
+        if (
+            not parts[0].ndim
+            or sum(map(len, parts)) != len(together)
+            or len({x.shape[1:] for x in parts}) > 1
+        ):
             return 0.0
         return _relative(torch.cat(parts), together)
 
     def uneven(self) -> str:
-        """Whether the microbatches' losses don't make the batch's, though every output is the same. Gradients tell: a
-        model that has learned nothing yet has the same loss on every sample."""
+        """Whether the microbatches' losses don't make the batch's, though every output is the same.
+        Gradients tell: a model that has learned nothing yet has the same loss on every sample.
+        """
         self.model.eval()
         with torch.no_grad():
             if self._between_microbatches() > self._noise():
                 return ""
         shares = loss_shares(self.workload, self.microbatches)
-        parts = [(share, each) for share, each in zip(shares, self.microbatches, strict=True) if share]
+        parts = [
+            (share, each) for share, each in zip(shares, self.microbatches, strict=True) if share
+        ]
         (joined, ours), (loss, whole) = self._learned(parts), self._learned([(1.0, self.batch)])
         scale = max((float(g.abs().max()) for g in whole.values()), default=0.0) or 1.0
-        far = max((float((ours[name] - g).abs().max()) for name, g in whole.items() if name in ours), default=0.0)
+        far = max(
+            (float((ours[name] - g).abs().max()) for name, g in whole.items() if name in ours),
+            default=0.0,
+        )
         if far / scale <= self._noise() and abs(joined - loss) <= self._noise() * abs(loss):
             return ""
         if self.workload.reduction == "sum":
-            return f"the microbatches' losses add up to {joined:.4g}, and the batch's is {loss:.4g}: is the loss a sum?"
+            return (
+                f"the microbatches' losses add up to {joined:.4g}, and the batch's is {loss:.4g}: "
+                "is the loss a sum?"
+            )
         added, _ = self._learned([(1.0, each) for each in self.microbatches])
         if abs(added - loss) <= self._noise() * abs(loss):
-            return f"the microbatches' losses add up to the batch's, {loss:.6g}: it is a sum; give reduction=\"sum\""
+            return (
+                f"the microbatches' losses add up to the batch's, {loss:.6g}: it is a sum; give "
+                'reduction="sum"'
+            )
         return (
-            f"the microbatches' mean losses average to {joined:.6g}, and the batch's is {loss:.6g}; gradients change "
-            f"by {far / scale:.0e} of the largest: the losses are means over different numbers (ignored labels, padded "
-            "rows): let weight(batch) count them; or the loss compares samples, which no microbatch can"
+            f"the microbatches' mean losses average to {joined:.6g}, and the batch's is "
+            f"{loss:.6g}; gradients change "
+            f"by {far / scale:.0e} of the largest: the losses are means over different numbers "
+            "(ignored labels, padded "
+            "rows): let weight(batch) count them; or the loss compares samples, which no "
+            "microbatch can"
         )
 
     def _learned(self, parts: list[tuple[float, Batch]]) -> tuple[float, dict[str, Tensor]]:
@@ -313,27 +407,45 @@ class _Whole:
         try:
             exact = self._gradients(copy.deepcopy(self.model).float(), single)
         except RuntimeError:
-            return f"weights in {name}, and the model casts to it by itself: build it in float32, and compare again"
+            return (
+                f"weights in {name}, and the model casts to it by itself: build it in float32, and "
+                "compare again"
+            )
         scale = max(float(g.abs().max()) for g in exact) or 1.0
-        far = max(float((g.float() - e).abs().max()) for g, e in zip(gradients, exact, strict=True)) / scale
+        far = (
+            max(float((g.float() - e).abs().max()) for g, e in zip(gradients, exact, strict=True))
+            / scale
+        )
         if far <= TOLERANCE[torch.float32]:
             return ""
-        return f"weights in {name}: rounding alone changes gradients by {far:.0e} of the largest; compare in float32"
+        return (
+            f"weights in {name}: rounding alone changes gradients by {far:.0e} of the largest; "
+            "compare in float32"
+        )
 
     @torch.no_grad()
     def otherwise(self, num_stages: int) -> str:
         """Whether the stages, one after the other, compute something else than the whole model."""
-        self.model = self.workload.build_whole().to(self.batch.target.device).eval()  # with averages as they were
+        # with averages as they were
+        self.model = self.workload.build_whole().to(self.batch.target.device).eval()
         x = self.batch.inputs
         for stage in range(num_stages):
-            module = self.workload.build_stage(stage, num_stages).to(self.batch.target.device).eval()
+            module = (
+                self.workload.build_stage(stage, num_stages).to(self.batch.target.device).eval()
+            )
             with autocast(self.batch.target.device, self.dtype):
                 x = as_tuple(module(*x, **self.batch.context))
         output = self.run(self.batch)[0]
         if x[0].shape == output.shape and (far := _relative(x[0], output)) <= self._noise():
             return ""
-        far = f"by {far:.0e} of the largest" if x[0].shape == output.shape else f"in shape: {[*x[0].shape]}"
-        return f"the stages, one after the other, give another output than build_whole's model, {far}"
+        far = (
+            f"by {far:.0e} of the largest"
+            if x[0].shape == output.shape
+            else f"in shape: {[*x[0].shape]}"
+        )
+        return (
+            f"the stages, one after the other, give another output than build_whole's model, {far}"
+        )
 
     def _gradients(self, model: nn.Module, batch: Batch) -> list[Tensor]:
         model.zero_grad()
@@ -343,7 +455,9 @@ class _Whole:
         return found
 
     def _noise(self) -> float:
-        """What another order of sums can change at most, relative, in the dtype of the computation."""
+        """What another order of sums can change at most, relative, in the dtype of the
+        computation.
+        """
         low = [p.dtype for p in self.model.parameters() if p.dtype in _LOW]
         dtype = low[0] if low else self.dtype
         return 3 * TOLERANCE[dtype] if dtype else 10 * TOLERANCE[torch.float32]

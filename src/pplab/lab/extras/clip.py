@@ -1,4 +1,6 @@
-"""Clipping by the norm of all gradients of the model, whichever ranks they are on, each parameter counted once."""
+"""Clipping by the norm of all gradients of the model, whichever ranks they are on, each parameter
+counted once.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Clip(Extra):
     def check(self, job: Job) -> Job:
         """ValueError unless the limit is a number above 0."""
         if not (type(self.max_norm) in (int, float) and 0 < self.max_norm < math.inf):
-            raise ValueError(f"Clip's max_norm must be a number of more than 0, got {self.max_norm!r}")
+            raise ValueError(
+                f"Clip's max_norm must be a number of more than 0, got {self.max_norm!r}"
+            )
         return job
 
     def lines(self, found: tuple[float, ...]) -> list[str]:
@@ -50,13 +54,17 @@ class _Clipping(Listener):
 
     def __init__(self, rank: Rank, max_norm: float):
         self.rank, self.max_norm, self.norms = rank, max_norm, []
-        self._own = own_parameters(rank.context.rank, rank.job.schedule, rank.job.workload, rank.modules)
+        self._own = own_parameters(
+            rank.context.rank, rank.job.schedule, rank.job.workload, rank.modules
+        )
 
     def begin(self, event: str, what: object) -> None:
         """All gradients are there, and no weight has changed."""
         context = self.rank.context
         with self.rank.doing("clipping", "clipping gradients"):
-            norm = clip_gradients(list(self.rank.names), self._own, self.max_norm, context.rank, context.num_ranks)
+            norm = clip_gradients(
+                list(self.rank.names), self._own, self.max_norm, context.rank, context.num_ranks
+            )
         self.norms.append(norm)
 
     def report(self) -> tuple[float, ...]:
@@ -67,9 +75,11 @@ class _Clipping(Listener):
 def own_parameters(
     rank: int, schedule: Schedule, workload: Workload, modules: Mapping[int, nn.Module]
 ) -> list[nn.Parameter]:
-    """The parameters that this rank answers for, of its stages' `modules`: over all ranks, each parameter once.
+    """The parameters that this rank answers for, of its stages' `modules`: over all ranks, each
+    parameter once.
 
-    Of a stage that several ranks keep, the first rank answers; of a weight that several stages keep, the first stage.
+    Of a stage that several ranks keep, the first rank answers; of a weight that several stages
+    keep, the first stage.
     """
     tied = workload.tied(schedule.num_stages)
     elsewhere = {tuple(place) for places in tied.values() for place in places[1:]}
@@ -84,7 +94,9 @@ def own_parameters(
 def own_stages(rank: int, schedule: Schedule) -> list[int]:
     """The stages that this rank answers for: those of which it is the first holder."""
     places = enumerate(schedule.placement)
-    return [stage for stage, place in places if rank == (place if isinstance(place, int) else place[0])]
+    return [
+        stage for stage, place in places if rank == (place if isinstance(place, int) else place[0])
+    ]
 
 
 @torch.no_grad()
@@ -95,14 +107,17 @@ def clip_gradients(
     rank: int,
     num_ranks: int,
 ) -> float:
-    """Scale this rank's gradients by what brings the norm over all ranks down to `max_norm`; returns that norm.
+    """Scale this rank's gradients by what brings the norm over all ranks down to `max_norm`;
+    returns that norm.
 
-    `own` are the parameters that this rank adds to the norm, `parameters` those whose gradients it scales. All ranks
-    must call: they exchange one number each. As `torch.nn.utils.clip_grad_norm_` does in one process, gradients under
-    the limit keep their values. Raises FloatingPointError on all ranks when the norm isn't finite.
+    `own` are the parameters that this rank adds to the norm, `parameters` those whose gradients it
+    scales. All ranks must call: they exchange one number each. As `torch.nn.utils.clip_grad_norm_`
+    does in one process, gradients under the limit keep their values. Raises FloatingPointError on
+    all ranks when the norm isn't finite.
     """
     gradients = [p.grad for p in own if p.grad is not None]
-    squares = torch.zeros(num_ranks, dtype=torch.float64)  # each rank writes its own: the sum is the same everywhere
+    # each rank writes its own: the sum is the same everywhere
+    squares = torch.zeros(num_ranks, dtype=torch.float64)
     if gradients:
         squares[rank] = torch.stack(torch._foreach_norm(gradients)).double().square().sum().cpu()
     with naming("adding up the gradients' norm"):
@@ -111,7 +126,8 @@ def clip_gradients(
     if math.isnan(norm):
         where = [r for r in range(num_ranks) if not squares[r].isfinite()]
         raise FloatingPointError(
-            f"the gradients of rank{'s' * (len(where) > 1)} {', '.join(map(str, where))} aren't finite: look at the "
+            f"the gradients of rank{'s' * (len(where) > 1)} {', '.join(map(str, where))} aren't "
+            "finite: look at the "
             "loss of this step, lower the learning rate, or compute in a wider dtype"
         )
     scale = max_norm / (norm + 1e-6)

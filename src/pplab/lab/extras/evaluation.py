@@ -1,4 +1,6 @@
-"""Evaluation beside training: held-out batches through the same stages on the same ranks, forward only."""
+"""Evaluation beside training: held-out batches through the same stages on the same ranks, forward
+only.
+"""
 
 from __future__ import annotations
 
@@ -30,30 +32,37 @@ from ...runtime import (
 )
 from ...schedule import Schedule
 
-_NEEDED = "Evaluate needs held-out batches: a list, a DataLoader, or one such as the workload takes for training"
+_NEEDED = (
+    "Evaluate needs held-out batches: a list, a DataLoader, or one such as the workload takes for "
+    "training"
+)
 
 
 @dataclass(frozen=True)
 class Evaluate(Extra):
-    """The mean loss over held-out batches of one size after every so many steps, counted from the first run's, and
-    after the last one, unless an extra ended the run there, as `Save` does when it is interrupted: the Run's
-    `extras["evaluations"]`, pairs of a number of steps and a loss.
+    """The mean loss over held-out batches of one size after every so many steps, counted from the
+    first run's, and after the last one, unless an extra ended the run there, as `Save` does when it
+    is interrupted: the Run's `extras["evaluations"]`, pairs of a number of steps and a loss.
 
-    The batches run through the forwards of the run's own schedule, without dropout and gradients, between two steps.
-    What layers add to the loss counts, as in training: a layer that adds only while it trains leaves it out.
-    Training learns the same with them and without. `batches` are such as the workload takes for training: a list or a
-    DataLoader of batches, of pairs, or of dicts, which is gone through at once and travels to the ranks; or an object
-    with a length and items, each a Batch, that loads them where they are wanted.
+    The batches run through the forwards of the run's own schedule, without dropout and gradients,
+    between two steps. What layers add to the loss counts, as in training: a layer that adds only
+    while it trains leaves it out. Training learns the same with them and without. `batches` are
+    such as the workload takes for training: a list or a DataLoader of batches, of pairs, or of
+    dicts, which is gone through at once and travels to the ranks; or an object with a length and
+    items, each a Batch, that loads them where they are wanted.
     """
 
     every: int
     batches: Sequence[Batch] | Iterable[object]
     name = "evaluations"
-    needs_pplab = "Evaluate needs pplab's engine: for torch's runtime, save, and evaluate the checkpoint"
+    needs_pplab = (
+        "Evaluate needs pplab's engine: for torch's runtime, save, and evaluate the checkpoint"
+    )
 
     def check(self, job: Job) -> Job:
-        """The job with these batches as `Batch`es. ValueError for none, and for some that don't divide into the
-        schedule's microbatches."""
+        """The job with these batches as `Batch`es. ValueError for none, and for some that don't
+        divide into the schedule's microbatches.
+        """
         positive_int("every", self.every)
         batches = self.batches
         if not hasattr(batches, "__getitem__") or not batches or not isinstance(batches[0], Batch):
@@ -64,22 +73,33 @@ class Evaluate(Extra):
                 make(found, number) for number, found in enumerate(islice(batches, 10_000))
             ]  # a stream may have no end
             if len(sizes := {len(each.target) for each in batches}) != 1:
-                raise ValueError(f"{_NEEDED}, all of one size (a DataLoader's drop_last=True), got {shown(sizes)}")
+                raise ValueError(
+                    f"{_NEEDED}, all of one size (a DataLoader's drop_last=True), got "
+                    f"{shown(sizes)}"
+                )
         check_divides(len(batches[0].target), job.schedule.num_microbatches)
-        own = tuple(replace(self, batches=batches) if extra is self else extra for extra in job.extras)
+        own = tuple(
+            replace(self, batches=batches) if extra is self else extra for extra in job.extras
+        )
         return replace(job, extras=own)
 
     def listen(self, rank: Rank) -> Listener:
         """Evaluate on this rank, together with the others."""
         return _Evaluating(rank, self)
 
-    def finish(self, job: Job, reports: Sequence[list[tuple[int, float]]]) -> tuple[tuple[int, float], ...]:
+    def finish(
+        self, job: Job, reports: Sequence[list[tuple[int, float]]]
+    ) -> tuple[tuple[int, float], ...]:
         """All ranks' parts of the losses."""
-        return tuple((parts[0][0], sum(loss for _, loss in parts)) for parts in zip(*reports, strict=True))
+        return tuple(
+            (parts[0][0], sum(loss for _, loss in parts)) for parts in zip(*reports, strict=True)
+        )
 
     def lines(self, found: tuple[tuple[int, float], ...]) -> list[str]:
         """The losses, and when."""
-        return [f"held-out loss    {', '.join(f'{loss:.4f} after step {step}' for step, loss in found)}"]
+        return [
+            f"held-out loss    {', '.join(f'{loss:.4f} after step {step}' for step, loss in found)}"
+        ]
 
 
 class _Evaluating(Listener):
@@ -92,10 +112,16 @@ class _Evaluating(Listener):
         rows = [[a for item in row for a in parts(item) if a.kind is F] for row in schedule.rows]
         forwards = Schedule(rows, f"the forwards of {schedule.name}")
         lowered, home = lower(forwards, ahead=1), forwards.home()
-        row, stages = lowered[context.rank], {index: _Forwards(stage) for index, stage in rank.stages.items()}
+        row, stages = (
+            lowered[context.rank],
+            {index: _Forwards(stage) for index, stage in rank.stages.items()},
+        )
         around = Listeners([Whereabouts(row, schedule.num_stages, context.watch)])
-        self.comm, self.stages = connect(context, lowered, home), stages  # shapes of its own, on the same channels
-        self.executor = Executor(context.rank, row, stages, schedule.num_stages, home, self.comm, around)
+        # shapes of its own, on the same channels
+        self.comm, self.stages = connect(context, lowered, home), stages
+        self.executor = Executor(
+            context.rank, row, stages, schedule.num_stages, home, self.comm, around
+        )
 
     def end(self, event: str, losses: Sequence[float]) -> None:
         """Between two steps."""
@@ -106,7 +132,9 @@ class _Evaluating(Listener):
     @torch.no_grad()
     def _evaluate(self) -> None:
         rank, device = self.rank, self.rank.context.device
-        training = {each: each.training for module in rank.modules.values() for each in module.modules()}
+        training = {
+            each: each.training for module in rank.modules.values() for each in module.modules()
+        }
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             try:
                 for module in rank.modules.values():
@@ -116,11 +144,16 @@ class _Evaluating(Listener):
                 for each, was in training.items():
                     each.training = was
         self.found.append(
-            (self.step, sum(loss * weight for loss, weight in found) / sum(weight for _, weight in found))
+            (
+                self.step,
+                sum(loss * weight for loss, weight in found) / sum(weight for _, weight in found),
+            )
         )
 
     def _loss(self, number: int) -> tuple[float, float]:
-        """This rank's part of a batch's loss, and what the batch counts for: samples or tokens, as in training."""
+        """This rank's part of a batch's loss, and what the batch counts for: samples or tokens, as
+        in training.
+        """
         self.rank.context.watch(f"loading held-out batch {number}")
         batch, job = self.asked.batches[number], self.rank.job
         if (samples := len(batch.target)) != self.samples:
@@ -128,16 +161,24 @@ class _Evaluating(Listener):
             raise ValueError(f"{said}: give batches of one size")
         self.rank.context.watch("starting together", True)
         with naming("starting together"):
-            dist.barrier()  # messages don't say of which batch they are: so one batch, or step, at a time
+            # messages don't say of which batch they are: so one batch, or step, at a time
+            dist.barrier()
         microbatches = batch.microbatches(job.schedule.num_microbatches)
         self.comm.expect(microbatches)
         self.executor.run([each.to(self.rank.context.device) for each in microbatches])
         self.comm.flush()
         shares = loss_shares(job.workload, microbatches)
-        part = sum(loss.item() * shares[m] for stage in self.stages.values() for m, loss in stage.losses if shares[m])
+        part = sum(
+            loss.item() * shares[m]
+            for stage in self.stages.values()
+            for m, loss in stage.losses
+            if shares[m]
+        )
         for stage in self.stages.values():
             stage.losses.clear()
-        weight = 1.0 if job.workload.reduction == "sum" else sum(map(job.workload.weight, microbatches))
+        weight = (
+            1.0 if job.workload.reduction == "sum" else sum(map(job.workload.weight, microbatches))
+        )
         return part, weight
 
     def report(self) -> list[tuple[int, float]]:
@@ -148,12 +189,16 @@ class _Evaluating(Listener):
 
 
 class _Forwards:
-    """A stage that keeps nothing for a backward. Its part of the loss has in it what layers add, as in training."""
+    """A stage that keeps nothing for a backward. Its part of the loss has in it what layers add, as
+    in training.
+    """
 
     def __init__(self, stage: Stage):
         self.stage, self.losses = stage, []
 
-    def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+    def forward(
+        self, microbatch: int, received: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
         """What the next stage needs."""
         outputs, losses = self.stage.compute(received, batch)
         self.losses += [(microbatch, loss) for loss in losses]

@@ -16,11 +16,13 @@ from ...runtime import Extra, Job, Listener, Rank
 
 @dataclass(frozen=True)
 class LearningRate(Extra):
-    """Change the learning rate after every step, by the scheduler of torch.optim.lr_scheduler that `factory(optimizer)`
-    makes on every rank, such as `functools.partial(StepLR, step_size=100)`, or by `LearningRate.cosine(warmup, total)`.
+    """Change the learning rate after every step, by the scheduler of torch.optim.lr_scheduler that
+    `factory(optimizer)` makes on every rank, such as `functools.partial(StepLR, step_size=100)`, or
+    by `LearningRate.cosine(warmup, total)`.
 
-    A run that goes on from a checkpoint takes the schedule up at its step, to the last bit, on any number of ranks. The
-    rates of the measured steps, of the optimizer's first group, are the Run's `extras["learning_rates"]`.
+    A run that goes on from a checkpoint takes the schedule up at its step, to the last bit, on any
+    number of ranks. The rates of the measured steps, of the optimizer's first group, are the Run's
+    `extras["learning_rates"]`.
     """
 
     factory: Callable[[Optimizer], LRScheduler]
@@ -33,9 +35,13 @@ class LearningRate(Extra):
 
     @classmethod
     def cosine(cls, warmup: int, total: int) -> LearningRate:
-        """A rate that rises evenly over `warmup` steps to the optimizer's, then falls as a cosine to 0 at `total`."""
+        """A rate that rises evenly over `warmup` steps to the optimizer's, then falls as a cosine
+        to 0 at `total`.
+        """
         if not (type(warmup) is type(total) is int and 0 <= warmup < total):
-            raise ValueError(f"cosine needs whole numbers of steps, warmup < total, got {warmup!r} and {total!r}")
+            raise ValueError(
+                f"cosine needs whole numbers of steps, warmup < total, got {warmup!r} and {total!r}"
+            )
         return cls(partial(LambdaLR, lr_lambda=partial(cosine_share, warmup=warmup, total=total)))
 
     @classmethod
@@ -43,34 +49,42 @@ class LearningRate(Extra):
         """ValueError unless it is two numbers of steps."""
         steps = given.split(":")
         if len(steps) != 2 or not all(each.isdigit() for each in steps):
-            raise ValueError(f"--cosine needs the steps of the rise and of all, such as 100:2000, got {given}")
+            raise ValueError(
+                f"--cosine needs the steps of the rise and of all, such as 100:2000, got {given}"
+            )
         return cls.cosine(*map(int, steps))
 
     def check(self, job: Job) -> Job:
         """ValueError without an optimizer, or for something that makes no scheduler."""
         if job.options.optimizer is None:
             raise ValueError(
-                "a learning rate needs an optimizer: pass optimizer=functools.partial(torch.optim.SGD, lr=1)"
+                "a learning rate needs an optimizer: pass "
+                "optimizer=functools.partial(torch.optim.SGD, lr=1)"
             )
         if not callable(self.factory):
             raise ValueError(
-                f"LearningRate takes a function of an optimizer that makes a scheduler, got {self.factory!r}: each "
-                "rank makes its own, by functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100), say"
+                "LearningRate takes a function of an optimizer that makes a scheduler, got "
+                f"{self.factory!r}: each "
+                "rank makes its own, by functools.partial(torch.optim.lr_scheduler.StepLR, "
+                "step_size=100), say"
             )
         return job
 
     def listen(self, rank: Rank) -> Listener | None:
-        """Make the scheduler, if this rank has something to learn, and bring it to the step that comes first.
+        """Make the scheduler, if this rank has something to learn, and bring it to the step that
+        comes first.
 
-        Its state isn't read from a checkpoint: another number of ranks has other groups of parameters. Taking the same
-        steps leads to the same rates. Raises TypeError for what takes no steps by itself.
+        Its state isn't read from a checkpoint: another number of ranks has other groups of
+        parameters. Taking the same steps leads to the same rates. Raises TypeError for what takes
+        no steps by itself.
         """
         if rank.optimizer is None:
             return None
         scheduler = self.factory(rank.optimizer)
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(
-                f"LearningRate needs a scheduler whose rates follow from the number of steps, got a "
+                "LearningRate needs a scheduler whose rates follow from the number of steps, got "
+                "a "
                 f"{type(scheduler).__name__}: take one of torch.optim.lr_scheduler's others"
             )
         with warnings.catch_warnings():

@@ -20,22 +20,29 @@ from .numbers import Heard, Hearing, merged
 
 @dataclass(frozen=True)
 class Log(Extra):
-    """Add a line of JSON to a file after every measured step, which is there for others to read at once: `step`,
-    counted from the first run's; its `loss`, null if it is no number; `learning_rate`, of the optimizer's first group;
-    `tokens_per_second`, with loading (samples, where inputs aren't whole numbers); `memory_bytes` of every rank: on a
-    GPU the allocator's peak, on the CPU what the process has in memory; and what layers of any stage `lab.say`, a list
-    by name, layer by layer.
+    """Add a line of JSON to a file after every measured step, which is there for others to read at
+    once: `step`, counted from the first run's; its `loss`, null if it is no number;
+    `learning_rate`, of the optimizer's first group; `tokens_per_second`, with loading (samples,
+    where inputs aren't whole numbers); `memory_bytes` of every rank: on a GPU the allocator's peak,
+    on the CPU what the process has in memory; and what layers of any stage `lab.say`, a list by
+    name, layer by layer.
 
-    Lines are added to those that are there: where a run was killed and went on from a checkpoint, a step that was done
-    twice has two, of which the last counts. On several hosts, rank 0's has the file.
+    Lines are added to those that are there: where a run was killed and went on from a checkpoint, a
+    step that was done twice has two, of which the last counts. On several hosts, rank 0's has the
+    file.
     """
 
     path: str | os.PathLike
     name = "log"
-    flag = {"name": "--log", "metavar": "FILE", "help": "add a line of JSON to FILE after every step"}
+    flag = {
+        "name": "--log",
+        "metavar": "FILE",
+        "help": "add a line of JSON to FILE after every step",
+    }
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", str(Path(self.path).resolve()))  # ranks may be in another folder
+        # ranks may be in another folder
+        object.__setattr__(self, "path", str(Path(self.path).resolve()))
 
     def check(self, job: Job) -> Job:
         """ValueError where no file can be written."""
@@ -72,14 +79,22 @@ class _Logging(Hearing):
         super().end(event, what)
         if event != "turn":
             return
-        speed, rank, context = self.count / (time.perf_counter() - self.start), self.rank, self.rank.context
-        told = torch.zeros(3, context.num_ranks, dtype=torch.float64)  # each rank writes its own column
-        told[:, context.rank] = torch.tensor([what[-1], float(self.rate), _memory(context.device)], dtype=told.dtype)
+        speed, rank, context = (
+            self.count / (time.perf_counter() - self.start),
+            self.rank,
+            self.rank.context,
+        )
+        # each rank writes its own column
+        told = torch.zeros(3, context.num_ranks, dtype=torch.float64)
+        told[:, context.rank] = torch.tensor(
+            [what[-1], float(self.rate), _memory(context.device)], dtype=told.dtype
+        )
         context.watch("adding up the log", True)
         with naming("adding up the log"):
             dist.all_reduce(told)
             heard: list[Heard] = [[] for _ in range(context.num_ranks)]
-            dist.all_gather_object(heard, self.steps.pop())  # of all ranks, whether they have numbers or none
+            # of all ranks, whether they have numbers or none
+            dist.all_gather_object(heard, self.steps.pop())
         losses, rates, memory = told.tolist()
         loss = sum(losses) if isfinite(sum(losses)) else None  # JSON has no NaN
         said = {"step": rank.job.first_step + len(what), "loss": loss, "learning_rate": max(rates)}

@@ -1,4 +1,6 @@
-"""What ranks hold, counted in the first pass over the schedule: bytes that forwards keep, and forwards in flight."""
+"""What ranks hold, counted in the first pass over the schedule: bytes that forwards keep, and
+forwards in flight.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ from ...schedule import Schedule
 
 @dataclass(frozen=True)
 class Meter(Extra):
-    """Count the bytes that forwards keep for their backwards, and the forwards in flight: `run.held`.
+    """Count the bytes that forwards keep for their backwards, and the forwards in flight:
+    `run.held`.
 
-    Counted is the first pass, which isn't timed, and on a GPU what the allocator hands out in the measured steps.
+    Counted is the first pass, which isn't timed, and on a GPU what the allocator hands out in the
+    measured steps.
     """
 
     name = "held"
@@ -37,10 +41,14 @@ class Meter(Extra):
         """The peaks."""
         lines = [f"peak held        {', '.join(map(readable_bytes, found.peak_bytes))}"]
         if any(found.peak_in_flight):
-            lines.insert(0, f"peak in flight   {', '.join(map(str, found.peak_in_flight))} forwards")
+            lines.insert(
+                0, f"peak in flight   {', '.join(map(str, found.peak_in_flight))} forwards"
+            )
         if found.allocated_bytes:
             both = zip(found.allocated_bytes, found.resident_bytes, strict=True)
-            shown = ", ".join(f"{readable_bytes(peak)} ({readable_bytes(before)} before)" for peak, before in both)
+            shown = ", ".join(
+                f"{readable_bytes(peak)} ({readable_bytes(before)} before)" for peak, before in both
+            )
             lines.append(f"allocator peak   {shown}")
         return lines
 
@@ -48,8 +56,9 @@ class Meter(Extra):
 class Allocator:
     """The CUDA allocator's count of a rank in the measured steps, with the gradients dropped first.
 
-    Unlike `SavedBytes` it counts all: weights, gradients, the optimizer's state, workspaces. Each process has its own,
-    so it is valid on a shared GPU, too. The CPU's allocator keeps no such count.
+    Unlike `SavedBytes` it counts all: weights, gradients, the optimizer's state, workspaces. Each
+    process has its own, so it is valid on a shared GPU, too. The CPU's allocator keeps no such
+    count.
     """
 
     def __init__(self, device: torch.device, modules: Iterable[nn.Module]):
@@ -77,14 +86,19 @@ class RankHeld:
     peak_bytes: int = 0
     # By how much an F or I of a stage changes what is held, and how far above the start it rises.
     changes: dict[tuple[int, Kind], tuple[int, int]] = field(default_factory=dict)
-    recomputed: dict[int, int] = field(default_factory=dict)  # of a stage: what a forward that runs again adds
-    message_bytes: dict[int, int] = field(default_factory=dict)  # of a stage: what it gives another rank
-    allocated: tuple[int, int] | None = None  # the CUDA allocator's before the measured steps, and at their worst
-    state: dict[int, int] = field(default_factory=dict)  # of a stage: weights, gradients and the optimizer's state
+    # of a stage: what a forward that runs again adds
+    recomputed: dict[int, int] = field(default_factory=dict)
+    # of a stage: what it gives another rank
+    message_bytes: dict[int, int] = field(default_factory=dict)
+    # the CUDA allocator's before the measured steps, and at their worst
+    allocated: tuple[int, int] | None = None
+    # of a stage: weights, gradients and the optimizer's state
+    state: dict[int, int] = field(default_factory=dict)
 
 
 class Counting(Listener):
-    """Counts one pass, together with every stage: bytes by action, and forwards whose activations are held.
+    """Counts one pass, together with every stage: bytes by action, and forwards whose activations
+    are held.
 
     An engine without stages of pplab's (torch's) tells of no actions, and is counted as a whole.
     """
@@ -93,7 +107,8 @@ class Counting(Listener):
 
     def __init__(self, rank: Rank):
         self.rank, self.found = rank, RankHeld()
-        self._passes = 2 if rank.job.engine_name == "torch" else 1  # before the first, torch learns the shapes in one
+        # before the first, torch learns the shapes in one
+        self._passes = 2 if rank.job.engine_name == "torch" else 1
         on_gpu = rank.context.device.type == "cuda"
         self._allocator = Allocator(rank.context.device, rank.modules.values()) if on_gpu else None
 
@@ -103,8 +118,13 @@ class Counting(Listener):
 
     @property
     def keepers(self) -> list:
-        """Who keeps something for backwards that autograd doesn't save: stages, and what carries between slices."""
-        return [*self.stages, *(c for module in self.rank.modules.values() for c in getattr(module, "carried", ()))]
+        """Who keeps something for backwards that autograd doesn't save: stages, and what carries
+        between slices.
+        """
+        return [
+            *self.stages,
+            *(c for module in self.rank.modules.values() for c in getattr(module, "carried", ())),
+        ]
 
     def begin(self, event: str, what: Any) -> None:
         """A row starts with a new count, an action with what is held so far."""
@@ -115,7 +135,9 @@ class Counting(Listener):
         if event == "row":
             modules = self.rank.modules.values()
             resident = (t for module in modules for t in (*module.parameters(), *module.buffers()))
-            self.meter = SavedBytes([*resident, *(x for microbatch in what for x in microbatch.tensors)])
+            self.meter = SavedBytes(
+                [*resident, *(x for microbatch in what for x in microbatch.tensors)]
+            )
             for keeper in self.keepers:
                 keeper.hold = self.meter.hold
         elif event == "again":
@@ -145,7 +167,8 @@ class Counting(Listener):
             if what.kind is not W:
                 change = (meter.held - self._before, meter.lately - self._before)
                 found.changes.setdefault((what.stage, what.kind), change)
-            to_come = sum(len(stage.held) + len(stage.due) for stage in self.stages)  # backwards, or weight gradients
+            # backwards, or weight gradients
+            to_come = sum(len(stage.held) + len(stage.due) for stage in self.stages)
             found.peak_in_flight = max(found.peak_in_flight, to_come)
 
     def report(self) -> RankHeld:
@@ -154,26 +177,33 @@ class Counting(Listener):
             self.found.allocated = self._allocator.report()
         if self.rank.comm is not None:
             sent = self.found.message_bytes
-            for (stage, _), spec in self.rank.comm.specs.items():  # of microbatches of other lengths, the largest
+            # of microbatches of other lengths, the largest
+            for (stage, _), spec in self.rank.comm.specs.items():
                 sent[stage] = max(sent.get(stage, 0), size_of(spec))
         return self.found
 
     def _saves(self, event: str, what: Any) -> bool:
         """Whether autograd saves tensors for a backward meanwhile."""
-        return event == "again" or (event == "action" and what.kind is F) or (event == "row" and not self.stages)
+        return (
+            event == "again"
+            or (event == "action" and what.kind is F)
+            or (event == "row" and not self.stages)
+        )
 
 
 class SavedBytes:
     """Bytes that forwards keep for their backwards, counted while autograd holds them.
 
-    Every tensor that autograd saves is wrapped; when autograd lets go of the wrapper, the bytes are free. A storage
-    counts once, however many tensors share it. `resident` tensors don't count: parameters, buffers, the batch.
+    Every tensor that autograd saves is wrapped; when autograd lets go of the wrapper, the bytes are
+    free. A storage counts once, however many tensors share it. `resident` tensors don't count:
+    parameters, buffers, the batch.
     """
 
     def __init__(self, resident: Iterable[Tensor]):
         self._resident = {t.untyped_storage().data_ptr() for t in resident}
         self._users: dict[int, int] = {}
-        self.held = self.peak = self.lately = 0  # now, at the worst moment, and at the worst since `watch`
+        # now, at the worst moment, and at the worst since `watch`
+        self.held = self.peak = self.lately = 0
 
     def watch(self) -> int:
         """Start to look for the worst moment anew; returns what is held now."""
@@ -230,19 +260,26 @@ class Held:
     peak_in_flight: tuple[int, ...]  # per rank, counted while running
     peak_bytes: tuple[int, ...]  # per rank: kept by forwards for backwards at the worst moment
     bytes_of: tuple[int, ...]  # per stage: kept by one forward
-    kept_of: tuple[int, ...]  # per stage: what of it is kept after an input gradient, with what is kept for the weights
-    extra_of: tuple[int, ...]  # per stage: how far an input gradient rises above what was held at its start
-    recomputed_of: tuple[int, ...] = ()  # per stage: what comes on top when a forward is run again; none: no stage does
-    message_bytes: tuple[int, ...] = ()  # per stage: what it gives a stage on another rank; none by torch's runtime
-    state_of: tuple[int, ...] = ()  # per stage: weights, gradients, optimizer's state; none unless there is a Budget
-    # Per rank, the CUDA allocator's peak in the measured steps (weights, gradients, optimizer and all), and what of it
-    # was there before them (the weights); None on the CPU.
+    # per stage: what of it is kept after an input gradient, with what is kept for the weights
+    kept_of: tuple[int, ...]
+    # per stage: how far an input gradient rises above what was held at its start
+    extra_of: tuple[int, ...]
+    # per stage: what comes on top when a forward is run again; none: no stage does
+    recomputed_of: tuple[int, ...] = ()
+    # per stage: what it gives a stage on another rank; none by torch's runtime
+    message_bytes: tuple[int, ...] = ()
+    # per stage: weights, gradients, optimizer's state; none unless there is a Budget
+    state_of: tuple[int, ...] = ()
+    # Per rank, the CUDA allocator's peak in the measured steps (weights, gradients, optimizer and
+    # all), and what of it was there before them (the weights); None on the CPU.
     allocated_bytes: tuple[int, ...] | None = None
     resident_bytes: tuple[int, ...] | None = None
 
     @property
     def memory(self) -> Memory:
-        """What the stages hold for a microbatch, in bytes, and all the time, where a Budget has counted that."""
+        """What the stages hold for a microbatch, in bytes, and all the time, where a Budget has
+        counted that.
+        """
         again, state = self.recomputed_of or 0, self.state_of or 0
         return Memory(self.bytes_of, self.kept_of, again, state, self.extra_of, unit="bytes")
 

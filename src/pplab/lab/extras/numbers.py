@@ -1,4 +1,6 @@
-"""Numbers that layers say in their forwards, such as a router's entropy: any stage's, in every step."""
+"""Numbers that layers say in their forwards, such as a router's entropy: any stage's, in every
+step.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _ears: ContextVar[tuple[list, ...]] = ContextVar("ears", default=())
 
 
 def say(name: str, number: torch.Tensor) -> None:
-    """In a layer's forward, on any stage: a number of this microbatch for `lab.Numbers()` and `lab.Log`.
+    """In a layer's forward, on any stage: a number of this microbatch for `lab.Numbers()` and
+    `lab.Log`.
 
     Nobody else hears it. The loss is as without it: see `pplab.runtime.add_loss` for that.
     """
@@ -32,8 +35,9 @@ def say(name: str, number: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Numbers(Extra):
-    """Keep what layers `say`. `run.extras["numbers"]` has a dict for every measured step: by name, the means over the
-    microbatches, layer by layer."""
+    """Keep what layers `say`. `run.extras["numbers"]` has a dict for every measured step: by name,
+    the means over the microbatches, layer by layer.
+    """
 
     name = "numbers"
 
@@ -41,14 +45,19 @@ class Numbers(Extra):
         """Every rank keeps what its own layers say."""
         return Hearing(rank)
 
-    def finish(self, job: Job, reports: Sequence[list[Heard]]) -> tuple[dict[str, tuple[float, ...]], ...]:
+    def finish(
+        self, job: Job, reports: Sequence[list[Heard]]
+    ) -> tuple[dict[str, tuple[float, ...]], ...]:
         """Each rank reports what it has, and none waits for another's."""
         return tuple(map(merged, zip(*reports, strict=True)))
 
     def lines(self, found: Sequence[dict[str, tuple[float, ...]]]) -> list[str]:
         """Those of the last step."""
         last = found[-1] if found else {}
-        return [f"{name:<16} {' '.join(f'{x:.4g}' for x in values)} (last step)" for name, values in last.items()]
+        return [
+            f"{name:<16} {' '.join(f'{x:.4g}' for x in values)} (last step)"
+            for name, values in last.items()
+        ]
 
 
 class Hearing(Listener):
@@ -58,7 +67,8 @@ class Hearing(Listener):
 
     def __init__(self, rank: Rank):
         self.rank = rank
-        self.said: list[tuple[int, int, list]] = []  # of the step's forwards: stage, microbatch, and what was said
+        # of the step's forwards: stage, microbatch, and what was said
+        self.said: list[tuple[int, int, list]] = []
         self.steps: list[Heard] = []
 
     def begin(self, event: str, what: Any) -> None:
@@ -93,7 +103,9 @@ class Hearing(Listener):
 
 
 def merged(ranks: Iterable[Heard]) -> dict[str, tuple[float, ...]]:
-    """A step's numbers of all ranks: by name, the means over microbatches, in the order of the layers."""
+    """A step's numbers of all ranks: by name, the means over microbatches, in the order of the
+    layers.
+    """
     totals: dict[Place, list[float]] = {}
     for place, share, value in chain(*ranks):
         total = totals.setdefault(place, [0.0, 0.0])

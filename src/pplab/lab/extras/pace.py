@@ -1,4 +1,6 @@
-"""Actions and messages last at least as long as they are told to: so a few cores show a schedule in real time."""
+"""Actions and messages last at least as long as they are told to: so a few cores show a schedule in
+real time.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,12 @@ from ..streams import SENDS, posted
 
 @dataclass(frozen=True)
 class Pace(Extra):
-    """Stretches every action to the durations of `costs`, which need a unit of time, and delays messages as its links
-    would. On a GPU an action computes, and then lasts as long as it was told to. Who waits for what it sends, `sends`
-    says, as `simulate_sends` takes it.
+    """Stretches every action to the durations of `costs`, which need a unit of time, and delays
+    messages as its links would. On a GPU an action computes, and then lasts as long as it was told
+    to. Who waits for what it sends, `sends` says, as `simulate_sends` takes it.
 
-    Where sequences are cut, `lab.Slices` say what each slice costs: `lab.Pace(slices.costs(schedule, costs))`.
+    Where sequences are cut, `lab.Slices` say what each slice costs:
+    `lab.Pace(slices.costs(schedule, costs))`.
     """
 
     costs: Costs
@@ -32,28 +35,43 @@ class Pace(Extra):
     name = "pace"
 
     def check(self, job: Job) -> Job:
-        """ValueError for costs without a unit of time, or that don't fit, and for rows that nobody sends so."""
+        """ValueError for costs without a unit of time, or that don't fit, and for rows that nobody
+        sends so.
+        """
         schedule = job.schedule
         if self.waits:
             posted(schedule, self.sends)
             if self.costs.has_queues:
-                raise ValueError(f"pace with sends={self.sends!r} needs costs without bandwidth: say latency alone")
+                raise ValueError(
+                    f"pace with sends={self.sends!r} needs costs without bandwidth: say latency "
+                    "alone"
+                )
         self.costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
         if self.costs.unit not in MICROSECONDS:
             raise ValueError(
-                f'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got {self.costs!r}'
+                'pace needs costs in a unit of time, such as Costs(forward=20, unit="ms"), got '
+                f"{self.costs!r}"
             )
         return replace(job, how="paced")
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """Messages can be delayed only where they say when they have left; torch's runtime paces by kind and stage."""
+        """Messages can be delayed only where they say when they have left; torch's runtime paces by
+        kind and stage.
+        """
         if self.costs.by_microbatch and job.engine_name != "pplab":
-            raise ValueError("pace by microbatch needs pplab's engine: torch's actions last as long for all of them")
+            raise ValueError(
+                "pace by microbatch needs pplab's engine: torch's actions last as long for all of "
+                "them"
+            )
         if self.delays and job.engine_name != "pplab":
-            raise ValueError("pace with latency or bandwidth needs pplab's engine: torch's messages can't be delayed")
+            raise ValueError(
+                "pace with latency or bandwidth needs pplab's engine: torch's messages can't be "
+                "delayed"
+            )
         if self.delays and transport != "shared":
             raise ValueError(
-                f'pace with latency or bandwidth needs transport="shared", and these ranks have {transport}'
+                'pace with latency or bandwidth needs transport="shared", and these ranks have '
+                f"{transport}"
             )
 
     def listen(self, rank: Rank) -> Listener:
@@ -67,13 +85,16 @@ class Pace(Extra):
             return notes
         if on_cpu:
             return [
-                f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the schedule's where every "
+                f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the "
+                "schedule's where every "
                 "action kept to its time; the durations say nothing about the machine"
             ]
         return [
             *notes,
-            "paced: every action computes on the GPU and then lasts as long as it was told to, so the order and the "
-            "waits are the schedule's where every action kept to its time; the durations say nothing about the GPU",
+            "paced: every action computes on the GPU and then lasts as long as it was told to, so "
+            "the order and the "
+            "waits are the schedule's where every action kept to its time; the durations say "
+            "nothing about the GPU",
         ]
 
     @property
@@ -83,7 +104,10 @@ class Pace(Extra):
 
     def seconds(self, num_stages: int) -> dict[Kind, list[float]]:
         """How long each kind lasts at least, per stage."""
-        return {kind: [self.unit_s * self.costs.of(kind, s) for s in range(num_stages)] for kind in map(Kind, "FBIW")}
+        return {
+            kind: [self.unit_s * self.costs.of(kind, s) for s in range(num_stages)]
+            for kind in map(Kind, "FBIW")
+        }
 
     @property
     def waits(self) -> bool:
@@ -98,13 +122,16 @@ class Pace(Extra):
 
 
 class _Pacing(Listener):
-    """A rank's actions last as long as `costs` say, and its messages arrive when their links let them: where sends are
-    waited for, after both ends have posted them. By the store they tell when they ask.
+    """A rank's actions last as long as `costs` say, and its messages arrive when their links let
+    them: where sends are waited for, after both ends have posted them. By the store they tell when
+    they ask.
     """
 
     def __init__(self, pace: Pace, rank: Rank):
         self.costs, self.unit_s, self.delays = pace.costs, pace.unit_s, pace.delays
-        self.events = frozenset(("action", "receive", "send") if self.delays else ("action", "receive"))
+        self.events = frozenset(
+            ("action", "receive", "send") if self.delays else ("action", "receive")
+        )
         self.rank, self.device, self.comm = rank.context.rank, rank.context.device, rank.comm
         self._begun: dict[Action, float] = {}  # the halves of an overlap may run at once
         self._free_ns: dict[int, int] = {}  # per target: when what was sent has left the link
@@ -115,7 +142,9 @@ class _Pacing(Listener):
             self._behind = dict(pairwise(rows[self.rank]))
 
     def begin(self, event: str, what: Action) -> None:
-        """Note when an action starts; say of a message when it will have left, or that it is asked for."""
+        """Note when an action starts; say of a message when it will have left, or that it is asked
+        for.
+        """
         if event == "action":
             settle(self.device)
             self._begun[what] = time.perf_counter()
@@ -130,13 +159,17 @@ class _Pacing(Listener):
             self._ask(what)
 
     def end(self, event: str, what: Action) -> None:
-        """Wait until an action's time is up, or a message would be there; then ask for those that stand behind it."""
+        """Wait until an action's time is up, or a message would be there; then ask for those that
+        stand behind it.
+        """
         settle(self.device)
         if event == "action":
             _sleep_until(self._begun.pop(what) + self.unit_s * self.costs.of_item(what))
         elif event == "receive":
             if self.delays:
-                self._arrive(self.comm.left_ns, self._asked_ns.pop(what, 0), self.comm.peer(what), self.rank)
+                self._arrive(
+                    self.comm.left_ns, self._asked_ns.pop(what, 0), self.comm.peer(what), self.rank
+                )
             return
         elif what in self._waits:
             target, key = self.comm.peer(what), self._key(other_end(what))
@@ -146,7 +179,9 @@ class _Pacing(Listener):
             self._ask(what)
 
     def _arrive(self, left_ns: int, asked_ns: int, source: int, target: int) -> None:
-        _sleep_until(max(left_ns, asked_ns) / 1e9 + self.unit_s * self.costs.link(source, target).latency)
+        _sleep_until(
+            max(left_ns, asked_ns) / 1e9 + self.unit_s * self.costs.link(source, target).latency
+        )
 
     def _ask(self, receive: Action) -> None:
         self._asked_ns[receive] = time.perf_counter_ns()

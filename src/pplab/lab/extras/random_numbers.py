@@ -17,7 +17,9 @@ def random_state(device: torch.device) -> list[Tensor]:
 
 def set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
     """Let random numbers go on from there."""
-    for value, put in zip(state, (torch.set_rng_state, lambda x: cuda.set_rng_state(x, device)), strict=False):
+    for value, put in zip(
+        state, (torch.set_rng_state, lambda x: cuda.set_rng_state(x, device)), strict=False
+    ):
         put(value)
 
 
@@ -26,4 +28,5 @@ def seed_random_numbers(device: torch.device, seed: int) -> None:
     if device.type == "cuda":
         torch.manual_seed(seed)  # the host's, too
     else:
-        torch.default_generator.manual_seed(seed)  # the function looks for every kind of device, which takes longer
+        # the function looks for every kind of device, which takes longer
+        torch.default_generator.manual_seed(seed)

@@ -1,4 +1,6 @@
-"""Recomputation: a forward runs without autograd, keeps what it received, and runs again when the backward is due."""
+"""Recomputation: a forward runs without autograd, keeps what it received, and runs again when the
+backward is due.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ from .random_numbers import random_state, set_random_state
 
 @dataclass(frozen=True)
 class Recompute(Extra):
-    """Let some stages, such as [0], or all keep only what they receive, and run their forwards again for backwards."""
+    """Let some stages, such as [0], or all keep only what they receive, and run their forwards
+    again for backwards.
+    """
 
     stages: Iterable[int] | None = None  # all
     name = "recompute"
-    needs_pplab = "Recompute needs pplab's engine; for torch's runtime wrap the modules in torch's checkpoint"
+    needs_pplab = (
+        "Recompute needs pplab's engine; for torch's runtime wrap the modules in torch's checkpoint"
+    )
     flag = {
         "name": "--recompute",
         "action": "store_true",
@@ -34,10 +40,18 @@ class Recompute(Extra):
     def check(self, job: Job) -> Job:
         """ValueError unless the stages are among the schedule's."""
         num_stages = job.schedule.num_stages
-        given = self.stages if isinstance(self.stages, tuple) else () if self.stages is None else (None,)
+        given = (
+            self.stages
+            if isinstance(self.stages, tuple)
+            else ()
+            if self.stages is None
+            else (None,)
+        )
         if any(type(s) is not int or not 0 <= s < num_stages for s in given):
             some = f"some of the stages 0 to {num_stages - 1}, such as [0]"
-            raise ValueError(f"Recompute takes {some}, or nothing for all of them, got {self.stages!r}")
+            raise ValueError(
+                f"Recompute takes {some}, or nothing for all of them, got {self.stages!r}"
+            )
         return job
 
     def listen(self, rank: Rank) -> Listener:
@@ -47,18 +61,28 @@ class Recompute(Extra):
                 rank.stages[index] = Recomputing(stage)
         return _Timing(rank)
 
-    def finish(self, job: Job, reports: Sequence[dict[int, list[float]]]) -> tuple[float, ...] | None:
-        """Per stage, the median time of running a forward again, in ms; None where no stage does."""
+    def finish(
+        self, job: Job, reports: Sequence[dict[int, list[float]]]
+    ) -> tuple[float, ...] | None:
+        """Per stage, the median time of running a forward again, in ms; None where no stage
+        does.
+        """
         took = defaultdict(list)
         for stage, times in (item for report in reports for item in report.items()):
             took[stage] += times
         stages = range(job.schedule.num_stages)
-        return tuple(statistics.median(took[s]) if s in took else 0 for s in stages) if took else None
+        return (
+            tuple(statistics.median(took[s]) if s in took else 0 for s in stages) if took else None
+        )
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
         """Which forwards run again."""
-        which = "all stages" if self.stages is None else f"stages {', '.join(map(str, self.stages))}"
-        return notes if self.stages == () else [*notes, f"forwards run again in the backward: {which}"]
+        which = (
+            "all stages" if self.stages is None else f"stages {', '.join(map(str, self.stages))}"
+        )
+        return (
+            notes if self.stages == () else [*notes, f"forwards run again in the backward: {which}"]
+        )
 
 
 class _Timing(Listener):
@@ -88,14 +112,18 @@ class _Timing(Listener):
 
 
 class Recomputing(Stage):
-    """A `Stage` that keeps only what it receives. `around("again", index)` is told of forwards that run again."""
+    """A `Stage` that keeps only what it receives. `around("again", index)` is told of forwards that
+    run again.
+    """
 
     def __init__(self, stage: Stage):
         vars(self).update(vars(stage))
         # microbatch -> its batch, and where the random numbers stood, if the forward drew some
         self.again: dict[int, tuple[Batch, Sequence[Tensor]]] = {}
 
-    def forward(self, microbatch: int, received: tuple[Tensor, ...], batch: Batch) -> tuple[Tensor, ...]:
+    def forward(
+        self, microbatch: int, received: tuple[Tensor, ...], batch: Batch
+    ) -> tuple[Tensor, ...]:
         """As a stage's, but what it keeps is only what is needed to run it again."""
         before = random_state(batch.target.device)
         with torch.no_grad():
@@ -107,7 +135,8 @@ class Recomputing(Stage):
     def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Run the forward again as it ran the first time, then the backward.
 
-        Random numbers and buffers (of batch normalisation, say) are left as if it hadn't been run twice.
+        Random numbers and buffers (of batch normalisation, say) are left as if it hadn't been run
+        twice.
         """
         batch, random = self.again.pop(microbatch)
         held, device = self.held[microbatch], batch.target.device
@@ -122,6 +151,7 @@ class Recomputing(Stage):
                 set_random_state(device, now)
             with torch.no_grad():
                 for buffer, value in buffers:
-                    buffer.data.copy_(value)  # by .data: what autograd saved of it isn't marked as changed
+                    # by .data: what autograd saved of it isn't marked as changed
+                    buffer.data.copy_(value)
         del held, outputs, losses  # so that they go as soon as the backward has used them
         return super().backward(microbatch, gradients)

@@ -1,4 +1,6 @@
-"""Dropout that is the same however a model is cut: random numbers by microbatch and layer, and not by rank."""
+"""Dropout that is the same however a model is cut: random numbers by microbatch and layer, and not
+by rank.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ from .random_numbers import random_state, seed_random_numbers, set_random_state
 
 @dataclass(frozen=True)
 class SeededDropout(Extra):
-    """Let what a model's modules draw in their forwards depend on the seed, the step, the microbatch, the module's name
-    and its use there: not on the schedule, the number of ranks or recomputation.
+    """Let what a model's modules draw in their forwards depend on the seed, the step, the
+    microbatch, the module's name and its use there: not on the schedule, the number of ranks or
+    recomputation.
 
-    Then a run drops what one process drops that takes the batch microbatch by microbatch, and `check_gradients`
-    compares it with that. Without it each rank draws in the order of its row. Don't wrap layers in
-    torch's checkpoint: let `lab.Recompute()` run them again.
+    Then a run drops what one process drops that takes the batch microbatch by microbatch, and
+    `check_gradients` compares it with that. Without it each rank draws in the order of its row.
+    Don't wrap layers in torch's checkpoint: let `lab.Recompute()` run them again.
     """
 
     seed: int = 0
@@ -39,7 +42,8 @@ class SeededDropout(Extra):
         again = any(extra.name == "recompute" for extra in job.extras)
         if again and job.workload.overlap and job.schedule.columns.overlaps:
             raise ValueError(
-                "SeededDropout and Recompute can't go together where the workload's overlap runs both halves of a pair "
+                "SeededDropout and Recompute can't go together where the workload's overlap runs "
+                "both halves of a pair "
                 "at once: leave out one of the three"
             )
         by_microbatch: Any = _ByMicrobatch(job, self.seed)
@@ -59,10 +63,12 @@ class _Forward:
 
     def __init__(self, at: str, device: torch.device):
         self.at, self.device, self.uses = at, device, Counter()
-        self.before: list[Sequence[Tensor]] = []  # where the random numbers stood that go on when a module ends
+        # where the random numbers stood that go on when a module ends
+        self.before: list[Sequence[Tensor]] = []
 
 
-_forwards: list[_Forward] = []  # at the end the one that runs; before it the one whose backward may run it again
+# at the end the one that runs; before it the one whose backward may run it again
+_forwards: list[_Forward] = []
 
 
 def _begin(name: str, *_: object) -> None:
@@ -70,7 +76,9 @@ def _begin(name: str, *_: object) -> None:
         forward = _forwards[-1]
         forward.uses[name] += 1
         forward.before.append(random_state(forward.device))
-        seed_random_numbers(forward.device, crc32(f"{forward.at} {name} {forward.uses[name]}".encode()))
+        seed_random_numbers(
+            forward.device, crc32(f"{forward.at} {name} {forward.uses[name]}".encode())
+        )
 
 
 def _end(*_: object) -> None:
@@ -112,15 +120,17 @@ class _Seeding(Listener):
 
 @Workload.register
 class _ByMicrobatch:
-    """A workload whose whole model takes a batch by microbatches, and draws as stages do. In all else it is the
-    workload."""
+    """A workload whose whole model takes a batch by microbatches, and draws as stages do. In all
+    else it is the workload.
+    """
 
     def __init__(self, job: Job, seed: int):
         self.workload, self.seed, self.first = job.workload, seed, job.first_step
         self.num_microbatches = job.schedule.num_microbatches
 
     def __getattr__(self, name: str) -> Any:
-        if name == "workload" or name.startswith("__"):  # not there yet: an instance is being unpickled
+        # not there yet: an instance is being unpickled
+        if name == "workload" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.workload, name)
 
@@ -137,21 +147,27 @@ class _ByMicrobatch:
         return model
 
     def run(self, forward: Callable, *inputs: Tensor, **context: Tensor) -> Any:
-        """The output for a batch, or for its next microbatch. What layers add to a batch's loss takes one more
-        forward."""
+        """The output for a batch, or for its next microbatch. What layers add to a batch's loss
+        takes one more forward.
+        """
         count = gcd(self.num_microbatches, len(self.given.target))
         if len(inputs[0]) * count == len(self.given.target):
             return self.run_one(forward, next(self.turns), inputs, context)
         shares = loss_shares(self.workload, Batch.microbatches(self.given, count))
-        self.turns = cycle([m for m, share in enumerate(shares) if share])  # the others are left out
+        # the others are left out
+        self.turns = cycle([m for m, share in enumerate(shares) if share])
         parts = Batch(inputs, inputs[0], context).microbatches(count)
         with listening() as added:
-            made = [self.run_one(forward, m, part.inputs, part.context) for m, part in enumerate(parts)]
+            made = [
+                self.run_one(forward, m, part.inputs, part.context) for m, part in enumerate(parts)
+            ]
         if added:
             self.run_one(forward, -1, inputs, context)
         return torch.cat([getattr(output, "logits", output) for output in made])
 
-    def run_one(self, forward: Callable, m: int, inputs: Sequence[Tensor], context: Mapping[str, Tensor]) -> Any:
+    def run_one(
+        self, forward: Callable, m: int, inputs: Sequence[Tensor], context: Mapping[str, Tensor]
+    ) -> Any:
         """Run microbatch m."""
         _forwards.append(_Forward(f"{self.seed} {self.step} {m}", inputs[0].device))
         try:

@@ -1,7 +1,8 @@
-"""Schedules, timelines and results in other forms: tables, charts, JSON, torch's CSV, Perfetto's traces, the explorer
-in a file, recordings.
+"""Schedules, timelines and results in other forms: tables, charts, JSON, torch's CSV, Perfetto's
+traces, the explorer in a file, recordings.
 
-All chapters use the tables and charts. What is read is checked first, and text of strangers is made printable.
+All chapters use the tables and charts. What is read is checked first, and text of strangers is made
+printable.
 """
 
 from ...optional import lazily

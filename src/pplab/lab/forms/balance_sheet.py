@@ -1,4 +1,6 @@
-"""The schedules' balance sheet, the messages that it counts, and tables that draw themselves in a notebook."""
+"""The schedules' balance sheet, the messages that it counts, and tables that draw themselves in a
+notebook.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ...timeline import Timeline
 
 
 def num_messages(schedule: Schedule) -> int:
-    """Messages between ranks in one step: activations and gradients that cross from one rank to another."""
+    """Messages between ranks in one step: activations and gradients that cross from one rank to
+    another.
+    """
     home = schedule.home()
     return sum(
         home[message.receive.stage, message.receive.microbatch] != rank
@@ -23,7 +27,10 @@ def num_messages(schedule: Schedule) -> int:
     )
 
 
-_COLUMNS = "schedule, makespan, bubble fraction, bubble ratio, span bubble, peak held, messages, parameters"
+_COLUMNS = (
+    "schedule, makespan, bubble fraction, bubble ratio, span bubble, peak held, messages, "
+    "parameters"
+)
 
 
 class Table(list):
@@ -35,7 +42,8 @@ class Table(list):
         lines = [self.columns, *self]
         widths = [max(len(line[c]) for line in lines) for c in range(len(self.columns))]
         return "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines
+            "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
+            for line in lines
         )
 
     __repr__ = __str__
@@ -47,7 +55,8 @@ class Table(list):
         )
         rows = "".join(f"<tr>{cells}</tr>" for cells in body)
         return (
-            f'<div class="pplab-table" style="overflow-x:auto"><table class="table"><thead><tr>{head}</tr></thead>'
+            '<div class="pplab-table" style="overflow-x:auto"><table '
+            f'class="table"><thead><tr>{head}</tr></thead>'
             f"<tbody>{rows}</tbody></table></div>"
         )
 
@@ -55,7 +64,8 @@ class Table(list):
 def table(timelines: Iterable[Timeline]) -> Table:
     """The schedules' balance sheet, a row each.
 
-    Peaks are in full-stage units (a stage of a rank that holds two counts half), parameters in copies of the model.
+    Peaks are in full-stage units (a stage of a rank that holds two counts half), parameters in
+    copies of the model.
     """
     return Table(_balance(timeline) for timeline in timelines)
 
@@ -63,7 +73,9 @@ def table(timelines: Iterable[Timeline]) -> Table:
 def _balance(timeline: Timeline) -> tuple[str, ...]:
     schedule = timeline.schedule
     per_replica = schedule.num_ranks // len(schedule.replicas)
-    peaks = ", ".join(f"{peak * per_replica / schedule.num_stages:g}" for peak in timeline.peak_in_flight)
+    peaks = ", ".join(
+        f"{peak * per_replica / schedule.num_stages:g}" for peak in timeline.peak_in_flight
+    )
     return (
         schedule.name,
         f"{timeline.makespan:g}{timeline.unit and ' ' + timeline.unit}",

@@ -1,4 +1,6 @@
-"""Drawings of single chapters: where a step's time went, what makes up a sum, which ranks of a layout communicate."""
+"""Drawings of single chapters: where a step's time went, what makes up a sum, which ranks of a
+layout communicate.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,16 @@ _AXES = {
 
 
 def waterfall(found: Where) -> Axes:
-    """Draw how a step's mean parts add up, from work to what was measured: compute first, then what each part adds."""
+    """Draw how a step's mean parts add up, from work to what was measured: compute first, then what
+    each part adds.
+    """
     mean = found.mean
     work = {part: amount for part, amount in mean.items() if part not in IDLE_PARTS}
-    steps = [("work", total(work.values())), *((part, mean[part]) for part in IDLE_PARTS), ("step", found.step_time)]
+    steps = [
+        ("work", total(work.values())),
+        *((part, mean[part]) for part in IDLE_PARTS),
+        ("step", found.step_time),
+    ]
     ax = new_axes(len(steps))
     end = 0.0
     for row, (name, amount) in enumerate(steps):
@@ -40,7 +48,9 @@ def waterfall(found: Where) -> Axes:
             ax.barh(row, amount, left=start, height=BAR, **style)
         label = f" {round(amount, 9) + 0:.4g} ({amount / found.step_time:.1%})"
         ax.text(max(start, end), row, label, va="center", fontsize=LABEL_SIZE)
-    _finish_parts(ax, found, [name for name, _ in steps], "where the step went (mean of ranks)", 1.2)
+    _finish_parts(
+        ax, found, [name for name, _ in steps], "where the step went (mean of ranks)", 1.2
+    )
     return ax
 
 
@@ -56,37 +66,61 @@ def stacked(found: Where) -> Axes:
         for style in (*under, look | {"label": name}):
             ax.barh(range(num_ranks), amounts, left=ends, height=BAR, **style)
         ends = [end + amount for end, amount in zip(ends, amounts, strict=True)]
-    _finish_parts(ax, found, rank_names(found.timeline), "where each rank's time went", max(ends) / found.step_time)
-    ax.legend(loc="upper left", bbox_to_anchor=(0, -0.35), ncols=4, frameon=False, fontsize=LABEL_SIZE)
+    _finish_parts(
+        ax,
+        found,
+        rank_names(found.timeline),
+        "where each rank's time went",
+        max(ends) / found.step_time,
+    )
+    ax.legend(
+        loc="upper left", bbox_to_anchor=(0, -0.35), ncols=4, frameon=False, fontsize=LABEL_SIZE
+    )
     return ax
 
 
 def _styles(part: str, other: str = "") -> list[dict]:
     """What is drawn of a part, one upon the other: its bubble is idle time as in Gantt charts."""
-    return idle_styles("inner") if part == "bubble" else [{"fc": PART.get(part, other), "ec": "white", "lw": 0.6}]
+    return (
+        idle_styles("inner")
+        if part == "bubble"
+        else [{"fc": PART.get(part, other), "ec": "white", "lw": 0.6}]
+    )
 
 
 def _finish_parts(ax: Axes, found: Where, names: Sequence[str], what: str, reach: float) -> None:
     title = f"{found.timeline.schedule.name}, {found.timeline.how}: {what}"
     dress(ax, names, title, found.timeline.unit, found.step_time * max(reach, 1))
     ax.invert_yaxis()
-    said = ", ".join(f"{part} {amount / found.step_time:.1%}" for part, amount in found.mean.items())
-    ax.set_label(f"Where the time of a step of {found.timeline.schedule.name} went, mean of ranks: {said}")
+    said = ", ".join(
+        f"{part} {amount / found.step_time:.1%}" for part, amount in found.mean.items()
+    )
+    ax.set_label(
+        f"Where the time of a step of {found.timeline.schedule.name} went, mean of ranks: {said}"
+    )
 
 
 def ranks(plan: Plan, ranks_per_node: int) -> Axes:
-    """Draw a small layout's ranks in their nodes, with an edge for every two that communicate and, per axis, what the
-    busiest rank sends in a step. Raises ValueError for more than 32 ranks, which nobody could read."""
+    """Draw a small layout's ranks in their nodes, with an edge for every two that communicate and,
+    per axis, what the busiest rank sends in a step. Raises ValueError for more than 32 ranks, which
+    nobody could read.
+    """
     plt = bring("matplotlib.pyplot")
     from matplotlib.patches import Rectangle
 
     layout = plan.layout
     if layout.num_ranks > 32:
-        raise ValueError(f"at most 32 ranks can be drawn so that they can be read, got {layout.num_ranks}")
+        raise ValueError(
+            f"at most 32 ranks can be drawn so that they can be read, got {layout.num_ranks}"
+        )
     places = [layout.place(rank) for rank in range(layout.num_ranks)]
-    tall, wide = 0.35 * layout.tp + 0.6 * layout.cp + 0.3, layout.tp * layout.cp + 1.5  # a replica, and a stage of it
+    # a replica, and a stage of it
+    tall, wide = 0.35 * layout.tp + 0.6 * layout.cp + 0.3, layout.tp * layout.cp + 1.5
     spots = [
-        (p["pp"] * wide + p["cp"] * layout.tp + p["tp"], 0.35 * p["tp"] - 0.6 * p["cp"] - p["dp"] * tall)
+        (
+            p["pp"] * wide + p["cp"] * layout.tp + p["tp"],
+            0.35 * p["tp"] - 0.6 * p["cp"] - p["dp"] * tall,
+        )
         for p in places
     ]
     height = max(y for _, y in spots) - min(y for _, y in spots)
@@ -117,26 +151,43 @@ def ranks(plan: Plan, ranks_per_node: int) -> Axes:
         xs, ys = zip(*spots[first : first + ranks_per_node], strict=True)
         corner = (min(xs) - 0.45, min(ys) - 0.35)
         size = (max(xs) - min(xs) + 0.9, max(ys) - min(ys) + 0.7)
-        ax.add_patch(Rectangle(corner, *size, facecolor="none", edgecolor=palette.IDLE, ls="--", lw=1))
-        ax.text(corner[0], corner[1] + size[1] + 0.05, f"node {first // ranks_per_node}", fontsize=LABEL_SIZE)
+        ax.add_patch(
+            Rectangle(corner, *size, facecolor="none", edgecolor=palette.IDLE, ls="--", lw=1)
+        )
+        ax.text(
+            corner[0],
+            corner[1] + size[1] + 0.05,
+            f"node {first // ranks_per_node}",
+            fontsize=LABEL_SIZE,
+        )
     ax.margins(0.06, 0.12)
     ax.axis("off")
-    ax.set_title("who sends to whom, and how much the busiest rank sends in a step", fontsize=10, loc="left")
+    ax.set_title(
+        "who sends to whom, and how much the busiest rank sends in a step", fontsize=10, loc="left"
+    )
     ax.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=3, frameon=False, fontsize=LABEL_SIZE)
-    axes = [(name, getattr(layout, axis)) for axis, (name, _) in _AXES.items() if axis != "cp" or layout.cp > 1]
+    axes = [
+        (name, getattr(layout, axis))
+        for axis, (name, _) in _AXES.items()
+        if axis != "cp" or layout.cp > 1
+    ]
     names, degrees = (" x ".join(map(str, each)) for each in zip(*axes, strict=True))
     ax.set_label(
-        f"{layout.num_ranks} ranks on {-(-layout.num_ranks // ranks_per_node)} nodes as {names} = {degrees}. "
+        f"{layout.num_ranks} ranks on {-(-layout.num_ranks // ranks_per_node)} nodes as {names} = "
+        f"{degrees}. "
         f"The busiest rank sends per step: {', '.join(said)}"
     )
     return ax
 
 
-def bars(rows: Mapping[str, Sequence[tuple[str, float]]], *, title: str, unit: str, mark: str = "") -> Axes:
-    """Draw a bar per row from its parts, (kind, amount) each: a stage's layers, say, or what a rank holds.
+def bars(
+    rows: Mapping[str, Sequence[tuple[str, float]]], *, title: str, unit: str, mark: str = ""
+) -> Axes:
+    """Draw a bar per row from its parts, (kind, amount) each: a stage's layers, say, or what a rank
+    holds.
 
-    Kinds have one colour in all rows; parts of a step have theirs, and the bubble is hatched. `mark` names a line at
-    the mean of the rows' sums; without it there is none.
+    Kinds have one colour in all rows; parts of a step have theirs, and the bubble is hatched.
+    `mark` names a line at the mean of the rows' sums; without it there is none.
     """
     ax = new_axes(len(rows))
     sums = [total(amount for _, amount in row) for row in rows.values()]
@@ -161,27 +212,57 @@ def bars(rows: Mapping[str, Sequence[tuple[str, float]]], *, title: str, unit: s
         from matplotlib.patches import Patch
 
         handles = [tuple(Patch(**style) for style in looks[kind]) for kind in kinds]
-        ax.legend(handles, kinds, loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=LABEL_SIZE)
+        ax.legend(
+            handles,
+            kinds,
+            loc="upper left",
+            bbox_to_anchor=(1, 1),
+            frameon=False,
+            fontsize=LABEL_SIZE,
+        )
     said = ", ".join(f"{name} {amount:.3g}" for name, amount in zip(rows, sums, strict=True))
     ax.set_label(f"{title}: {said} {unit}{mark and f'; {mark} {mean:.3g}'}")
     return ax
 
 
 def block_chart(block: Block, copies: int) -> Axes:
-    """Draw a building block in colour, the next ones stamped after it pale, and the interval between two of them."""
+    """Draw a building block in colour, the next ones stamped after it pale, and the interval
+    between two of them.
+    """
     timeline = block.stamp(copies)
     ax = new_axes(block.num_ranks)
     title = f"{block.name}: {copies} microbatches, a new one every {block.interval:g}"
     dress(ax, rank_names(timeline), title, timeline.unit, timeline.makespan)
     ax.set_ylim(block.num_ranks - 0.5, -0.5)
-    points = ax.get_window_extent().width * 72 / ax.figure.dpi / timeline.makespan  # per unit of time
+    # per unit of time
+    points = ax.get_window_extent().width * 72 / ax.figure.dpi / timeline.makespan
     for span in timeline.spans:
-        (fill,), takes, own = fill_of(timeline, span), span.end - span.start, span.action.microbatch == 0
-        ax.barh(span.rank, takes, left=span.start, height=BAR, color=fill, alpha=1 if own else 0.3, ec="white", lw=0.5)
+        (fill,), takes, own = (
+            fill_of(timeline, span),
+            span.end - span.start,
+            span.action.microbatch == 0,
+        )
+        ax.barh(
+            span.rank,
+            takes,
+            left=span.start,
+            height=BAR,
+            color=fill,
+            alpha=1 if own else 0.3,
+            ec="white",
+            lw=0.5,
+        )
         if own and takes * points > LABEL_SIZE:
             place = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE}
-            ax.text(span.start + takes / 2, span.rank, span.action.kind.value, color=ink(fill), **place)
+            ax.text(
+                span.start + takes / 2, span.rank, span.action.kind.value, color=ink(fill), **place
+            )
     for m in range(copies):
-        ax.axvline(block.starts["0F"] + m * block.interval, color="black", lw=0.8, ls=":", alpha=0.6)
-    ax.set_label(f"A building block on {block.num_ranks} ranks and {copies - 1} more, each {block.interval:g} later")
+        ax.axvline(
+            block.starts["0F"] + m * block.interval, color="black", lw=0.8, ls=":", alpha=0.6
+        )
+    ax.set_label(
+        f"A building block on {block.num_ranks} ranks and {copies - 1} more, each "
+        f"{block.interval:g} later"
+    )
     return ax

@@ -1,10 +1,12 @@
 """Schedules as files of PyTorch's form.
 
-A file is CSV without a header: row i is rank i, rows are ragged, blank cells are ignored and never written.
-It is what `torch.distributed.pipelining` dumps and loads (`_PipelineScheduleRuntime._dump_csv`, `_load_csv`). A lowered
-file also names communication and sharding; reading keeps the computation. Of two actions at once torch knows a forward
-and a full backward, OVERLAP_F_B; others are written in the same way, OVERLAP_F_I and so on, and only pplab reads them.
-Torch's runtime prints the same rows in its errors, as a table with a column per rank or as lists: these are read, too.
+A file is CSV without a header: row i is rank i, rows are ragged, blank cells are ignored and never
+written. It is what `torch.distributed.pipelining` dumps and loads
+(`_PipelineScheduleRuntime._dump_csv`, `_load_csv`). A lowered file also names communication and
+sharding; reading keeps the computation. Of two actions at once torch knows a forward and a full
+backward, OVERLAP_F_B; others are written in the same way, OVERLAP_F_I and so on, and only pplab
+reads them. Torch's runtime prints the same rows in its errors, as a table with a column per rank or
+as lists: these are read, too.
 """
 
 from __future__ import annotations
@@ -42,15 +44,17 @@ CLASSES = {  # of torch, by the schedule
 
 
 def read_csv(source: str | Path, name: str = "custom") -> Schedule:
-    """The schedule in a CSV text, or in the file at a path (a `Path`, or a text that names an existing file).
+    """The schedule in a CSV text, or in the file at a path (a `Path`, or a text that names an
+    existing file).
 
-    What torch prints is read as well: the table of its errors ("Rank 0", "Step 0: 0F0"), also amid other text, and
-    lists of actions. Cells may have spaces or semicolons between them where the text has no comma. Sends, receives and
-    sharding of a lowered file are left out, and nobody looks at them here: `pplab.lower` derives them, and
-    `simulate_lowered` checks those that a file has.
+    What torch prints is read as well: the table of its errors ("Rank 0", "Step 0: 0F0"), also amid
+    other text, and lists of actions. Cells may have spaces or semicolons between them where the
+    text has no comma. Sends, receives and sharding of a lowered file are left out, and nobody looks
+    at them here: `pplab.lower` derives them, and `simulate_lowered` checks those that a file has.
 
-    Blank rows at the end, as spreadsheets write them, are ignored like blank cells. Raises FileNotFoundError for a
-    missing file, ScheduleError for a cell that isn't an action, a table with a row per step, or a file without any.
+    Blank rows at the end, as spreadsheets write them, are ignored like blank cells. Raises
+    FileNotFoundError for a missing file, ScheduleError for a cell that isn't an action, a table
+    with a row per step, or a file without any.
     """
     rows: list[list[Action | Overlap]] = []
     for rank, cells in enumerate(found := cells_of(_text(source))):
@@ -61,28 +65,45 @@ def read_csv(source: str | Path, name: str = "custom") -> Schedule:
             try:
                 row.append(parse(cell))
             except ValueError as error:
-                hint = f"write {cell.upper()}" if re.fullmatch(r"\d+[fbiw]\d+", cell) else _HINTS[cell.isdigit()]
+                hint = (
+                    f"write {cell.upper()}"
+                    if re.fullmatch(r"\d+[fbiw]\d+", cell)
+                    else _HINTS[cell.isdigit()]
+                )
                 where = f"CSV row {rank + 1} (rank {rank}), column {column + 1}"
                 raise ScheduleError(f"{where}: {error}", hint, rank, cell) from None
         rows.append(row)
     if not any(rows):
-        raise ScheduleError("the CSV holds no action", "give one row per rank, such as 0F0,0F1,0B0,0B1")
-    columns = ([x for x in column if x and not _LOWERED.fullmatch(x)] for column in zip_longest(*found))
+        raise ScheduleError(
+            "the CSV holds no action", "give one row per rank, such as 0F0,0F1,0B0,0B1"
+        )
+    columns = (
+        [x for x in column if x and not _LOWERED.fullmatch(x)] for column in zip_longest(*found)
+    )
     if not _has_a_home(rows) and _has_a_home([[*map(parse, column)] for column in columns]):
         raise ScheduleError(
-            "this table has a row for each step and a column for each rank", "turn it: write a row for each rank"
+            "this table has a row for each step and a column for each rank",
+            "turn it: write a row for each rank",
         )
     expect(str, name=name)
     return Schedule(rows, printable(name))  # it is a file's name, mostly
 
 
 def cells_of(text: str) -> list[list[str]]:
-    """A list of cells per rank, of a CSV text or of what torch prints. ScheduleError for other texts."""
+    """A list of cells per rank, of a CSV text or of what torch prints. ScheduleError for other
+    texts.
+    """
     if header := re.search(r"^(.*?)(Rank 0\b.*)$", text, re.MULTILINE):
-        starts = [header.start(2) - header.start() + rank.start() for rank in re.finditer(r"Rank \d+", header[2])]
-        steps = re.findall(r"^.*?Step \d+: .*$", text[header.end() :].replace(" <-- ERROR HERE", ""), re.MULTILINE)
+        starts = [
+            header.start(2) - header.start() + rank.start()
+            for rank in re.finditer(r"Rank \d+", header[2])
+        ]
+        steps = re.findall(
+            r"^.*?Step \d+: .*$", text[header.end() :].replace(" <-- ERROR HERE", ""), re.MULTILINE
+        )
         return [
-            [_plain(step[start:end]) for step in steps] for start, end in zip(starts, [*starts[1:], None], strict=True)
+            [_plain(step[start:end]) for step in steps]
+            for start, end in zip(starts, [*starts[1:], None], strict=True)
         ]
     if text.lstrip().startswith(("[", "{")):
         return [_split(row) for row in re.findall(r"\[([^\[\]]*)\]", text.replace("'", ""))]
@@ -91,7 +112,9 @@ def cells_of(text: str) -> list[list[str]]:
     try:
         lines = [[*map(_plain, cells)] for cells in csv.reader(io.StringIO(text))]
     except csv.Error as error:
-        raise ScheduleError(f"this is no CSV ({error})", "write one action per cell, such as 0F0,0B0") from None
+        raise ScheduleError(
+            f"this is no CSV ({error})", "write one action per cell, such as 0F0,0B0"
+        ) from None
     while lines and not "".join(lines[-1]):
         lines.pop()
     return lines
@@ -117,14 +140,17 @@ def _has_a_home(rows: Iterable[Iterable[Action | Overlap]]) -> bool:
     return len(set().union(*stages)) == sum(map(len, stages))
 
 
-def to_csv(rows: Schedule | Iterable[Iterable[Action | Overlap]], *, for_torch: bool = False) -> str:
+def to_csv(
+    rows: Schedule | Iterable[Iterable[Action | Overlap]], *, for_torch: bool = False
+) -> str:
     """CSV text of a schedule, or of rows that have been lowered.
 
-    A file has no durations, and doesn't say into how many slices a microbatch is cut. A slice is written as the
-    microbatch as which its schedule counts it; torch runs it so, without the keys and values that slices hand on.
+    A file has no durations, and doesn't say into how many slices a microbatch is cut. A slice is
+    written as the microbatch as which its schedule counts it; torch runs it so, without the keys
+    and values that slices hand on.
 
-    `for_torch`: only what torch reads. ScheduleError then names what it doesn't: two actions at once that aren't a
-    forward and a full backward, or a schedule of which a stage is on two ranks.
+    `for_torch`: only what torch reads. ScheduleError then names what it doesn't: two actions at
+    once that aren't a forward and a full backward, or a schedule of which a stage is on two ranks.
 
     >>> print(to_csv(Schedule([["0F0", "0F1", "0B0", "0B1"]]), for_torch=True), end="")
     0F0,0F1,0B0,0B1
@@ -144,14 +170,18 @@ def unknown_to_torch(row: Iterable[Action | Overlap]) -> Overlap | None:
 
 
 def check_order_of_losses(schedule: Schedule) -> None:
-    """torch finds a microbatch's loss by its place in a list that grows with the last stage's forwards."""
+    """torch finds a microbatch's loss by its place in a list that grows with the last stage's
+    forwards.
+    """
     last = schedule.num_stages - 1
     halves = (a for row in schedule.rows for item in row for a in parts(item))
     order = [a.microbatch for a in halves if a.stage == last and a.kind is F]
     if order != sorted(order):
         raise ValueError(
-            f"{schedule.name} runs the forwards of its last stage in the order {', '.join(map(str, order))}, and "
-            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, ..., or by pplab's "
+            f"{schedule.name} runs the forwards of its last stage in the order "
+            f"{', '.join(map(str, order))}, and "
+            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, "
+            "..., or by pplab's "
             "engine"
         )
 
@@ -160,13 +190,24 @@ def _check_for_torch(rows: list[list[Action | Overlap]]) -> None:
     home: dict[int, int] = {}
     for rank, row in enumerate(rows):
         if strange := unknown_to_torch(row):
-            known = f"torch's CSV has no name for {strange}, only for a forward with a full backward, OVERLAP_F_B"
-            raise ScheduleError(known, "put the two one after the other, or run the schedule by pplab", rank, strange)
+            known = (
+                f"torch's CSV has no name for {strange}, only for a forward with a full backward, "
+                "OVERLAP_F_B"
+            )
+            raise ScheduleError(
+                known,
+                "put the two one after the other, or run the schedule by pplab",
+                rank,
+                strange,
+            )
         for action in (action for item in row for action in parts(item)):
             if home.setdefault(action.stage, rank) != rank:
                 both = f"stage {action.stage} is on ranks {home[action.stage]} and {rank}"
                 raise ScheduleError(
-                    f"{both}, and torch's CSV has one rank for each", "run the schedule by pplab", rank, action
+                    f"{both}, and torch's CSV has one rank for each",
+                    "run the schedule by pplab",
+                    rank,
+                    action,
                 )
 
 
@@ -176,5 +217,6 @@ def _text(source: str | Path) -> str:
     if not isinstance(source, str):
         raise ValueError(f"expected CSV text or a path, got {shown(source)}")
     one_cell = "\n" not in source and "," not in source
-    is_path = one_cell and (source.endswith(".csv") or os.path.isfile(source))  # Path.is_file raises for a long name
+    # Path.is_file raises for a long name
+    is_path = one_cell and (source.endswith(".csv") or os.path.isfile(source))
     return Path(source).read_text("utf-8-sig") if is_path else source

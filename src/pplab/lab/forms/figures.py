@@ -15,37 +15,53 @@ if TYPE_CHECKING:
 
 
 def figure_html(figure: Figure) -> str:
-    """The figure as inline SVG whose text takes the page's colour, with alternative text, wide figures scrolling."""
+    """The figure as inline SVG whose text takes the page's colour, with alternative text, wide
+    figures scrolling.
+    """
     buffer = io.StringIO()
     with bring("matplotlib").rc_context({"svg.hashsalt": "pplab", "svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
+        figure.savefig(
+            buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None}
+        )
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = svg.replace("#000000", "currentColor")
-    own = f"{zlib.crc32(svg.encode()):08x}"  # or a hatching shared with a chart that isn't shown isn't shown either
+    # or a hatching shared with a chart that isn't shown isn't shown either
+    own = f"{zlib.crc32(svg.encode()):08x}"
     svg = re.sub(r'(?<=["#])[a-z][0-9a-f]{10}(?=[")])', rf"\g<0>{own}", svg)
     alt = html.escape(alternative_text(figure))
     width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
     opening = (
-        f'<svg role="img" aria-label="{alt}" viewBox="0 0 {width:g} {height:g}" xmlns="http://www.w3.org/2000/svg" '
+        f'<svg role="img" aria-label="{alt}" viewBox="0 0 {width:g} {height:g}" '
+        'xmlns="http://www.w3.org/2000/svg" '
         f'xmlns:xlink="http://www.w3.org/1999/xlink" fill="currentColor" '
-        f'style="width:100%;min-width:{_least_width(figure, width):.0f}px;max-width:{width * 4 / 3:.0f}px;height:auto">'
+        f'style="width:100%;min-width:{_least_width(figure, width):.0f}px;'
+        f'max-width:{width * 4 / 3:.0f}px;height:auto">'
     )
-    svg = re.sub("<svg[^>]*>", lambda _: opening, svg, count=1)  # a text with \1 in it stays as it is
+    # a text with \1 in it stays as it is
+    svg = re.sub("<svg[^>]*>", lambda _: opening, svg, count=1)
     return f'<div class="pplab-figure" style="overflow-x:auto">{svg}</div>'
 
 
 def _least_width(figure: Figure, width: float) -> float:
-    """Pixels below which a figure of `width` points scrolls: where its smallest letters have nine, at most 480."""
+    """Pixels below which a figure of `width` points scrolls: where its smallest letters have nine,
+    at most 480.
+    """
     from matplotlib.text import Text
 
-    sizes = [text.get_fontsize() for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+    sizes = [
+        text.get_fontsize()
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text()
+    ]
     return min(width, 480, *(9 * width / size for size in sizes))
 
 
 def alternative_text(figure: Figure) -> str:
-    """What the figure's axes say of themselves: their label where a drawing set one, else title and axis names."""
+    """What the figure's axes say of themselves: their label where a drawing set one, else title and
+    axis names.
+    """
     said = []
     for ax in figure.axes:
         label = ax.get_label()

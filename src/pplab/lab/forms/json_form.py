@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
 _OF_SCHEDULE = ("num_ranks", "num_stages", "num_microbatches")
 _OF_RUN = ("notes", "losses", "first_loss", "step_times_ms", "step_time_ms", "recompute_ms")
-_OF_GRADIENTS = ("equal", "relative", "tolerance", "worst", "loss_difference", "noticed", "noise", "causes")
+_OF_GRADIENTS = (
+    "equal",
+    "relative",
+    "tolerance",
+    "worst",
+    "loss_difference",
+    "noticed",
+    "noise",
+    "causes",
+)
 
 
 def timeline_to_dict(timeline: Timeline) -> dict:
@@ -33,13 +42,19 @@ def timeline_from_dict(data: dict) -> Timeline:
         data = printable_in(data)
         schedule = Schedule(data["rows"], data["schedule"])
         spans, ranks = data["spans"], range(schedule.num_ranks)
-        if [(*span[:2],) for span in spans] != [(rank, str(x)) for rank, row in enumerate(schedule.rows) for x in row]:
+        if [(*span[:2],) for span in spans] != [
+            (rank, str(x)) for rank, row in enumerate(schedule.rows) for x in row
+        ]:
             raise ValueError("spans of other actions than those of the rows")
         starts, ends = ([number("a time", span[at]) for span in spans] for at in (2, 3))
         if not any(end > start for start, end in zip(starts, ends, strict=True)):
             raise ValueError("spans that take no time")
         others = (
-            Span(ranks.index(rank), text if text[:1].isalpha() else parse(text), *(number("a time", x) for x in at))
+            Span(
+                ranks.index(rank),
+                text if text[:1].isalpha() else parse(text),
+                *(number("a time", x) for x in at),
+            )
             for rank, text, *at in data.get("others", ())
         )
         expect(str, unit=data["unit"], how=data["how"])
@@ -48,7 +63,10 @@ def timeline_from_dict(data: dict) -> Timeline:
 
 def run_to_dict(run: Run) -> dict:
     """Everything needed to redraw a run, and what its extras found, as plain JSON values."""
-    extras = {name: found.to_dict() if hasattr(found, "to_dict") else found for name, found in run.extras.items()}
+    extras = {
+        name: found.to_dict() if hasattr(found, "to_dict") else found
+        for name, found in run.extras.items()
+    }
     extras.pop("recompute", None)  # which is `recompute_ms`
     if held := extras.pop("held", {}):
         held["predicted_peak_bytes"] = run.predicted_peak_bytes
@@ -63,7 +81,8 @@ def run_to_dict(run: Run) -> dict:
         "precision": str(run.job.options.autocast or "float32").removeprefix("torch."),
         **{name: getattr(run, name) for name in _OF_RUN},
         **held,
-        "gradients": run.gradients and {name: getattr(run.gradients, name) for name in _OF_GRADIENTS},
+        "gradients": run.gradients
+        and {name: getattr(run.gradients, name) for name in _OF_GRADIENTS},
         **extras,
         "timelines": [timeline_to_dict(timeline) for timeline in run.timelines],
     }
@@ -75,7 +94,8 @@ def reading(what: str, expected: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, OSError) and error.errno:  # no damage: there is no such file, or it can't be opened
+        # no damage: there is no such file, or it can't be opened
+        if isinstance(error, OSError) and error.errno:
             raise
         found = f"{type(error).__name__}: {str(error)[:200]}"
         said = f"{what} is damaged, or something else: expected {expected}; found {found}"

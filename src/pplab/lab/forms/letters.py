@@ -1,4 +1,6 @@
-"""A chart of time as text, for a terminal or to paste: a row per rank, a letter where an action begins."""
+"""A chart of time as text, for a terminal or to paste: a row per rank, a letter where an action
+begins.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ from ...simulator import durations_of, run, validate
 from ...timeline import Span
 
 IDLE, STUCK = ".", "?"
-_LEFT, _STUCK = 8, 10  # columns for a rank's name, and behind the last action of ranks that are stuck
+# columns for a rank's name, and behind the last action of ranks that are stuck
+_LEFT, _STUCK = 8, 10
 
 
 def spans_until_stuck(schedule: Schedule, costs: Costs | None = None) -> list[Span]:
-    """When the actions run that can run, in a schedule whose ranks may end up waiting for each other.
+    """When the actions run that can run, in a schedule whose ranks may end up waiting for each
+    other.
 
     Raises ScheduleError for rows that lack an action, and ValueError for costs that don't fit.
     """
@@ -29,16 +33,20 @@ def spans_until_stuck(schedule: Schedule, costs: Costs | None = None) -> list[Sp
     costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
     starts, ends = run(*with_links(schedule.graph, costs, durations_of(schedule, costs)))
     items = [(rank, item) for rank, row in enumerate(schedule.rows) for item in row]
-    timed = zip(items, starts, ends, strict=False)  # behind the items come the messages of narrow links
+    # behind the items come the messages of narrow links
+    timed = zip(items, starts, ends, strict=False)
     return [Span(rank, item, start, end) for (rank, item), start, end in timed if start is not None]
 
 
-def text_chart(schedule: Schedule, spans: Sequence[Span], width: int = 100, *, colour: bool = False) -> str:
-    """Draw what each rank runs, and when, at most `width` columns wide: a letter where an action begins, with its
-    microbatch where there is room for all of them, and dashes until it ends.
+def text_chart(
+    schedule: Schedule, spans: Sequence[Span], width: int = 100, *, colour: bool = False
+) -> str:
+    """Draw what each rank runs, and when, at most `width` columns wide: a letter where an action
+    begins, with its microbatch where there is room for all of them, and dashes until it ends.
 
-    `spans` are those of a timeline, or of `spans_until_stuck`, and then question marks show which ranks are stuck.
-    `colour` adds a terminal's colours. Raises ValueError for a width of less than 40 columns.
+    `spans` are those of a timeline, or of `spans_until_stuck`, and then question marks show which
+    ranks are stuck. `colour` adds a terminal's colours. Raises ValueError for a width of less than
+    40 columns.
 
     >>> from pplab import build, simulate
     >>> timeline = simulate(build("1F1B", num_ranks=2, num_microbatches=2))
@@ -59,10 +67,14 @@ def text_chart(schedule: Schedule, spans: Sequence[Span], width: int = 100, *, c
     rows = [[IDLE] * (columns + _STUCK * bool(stuck)) for _ in schedule.rows]
     for rank in stuck:
         last = max((span.end for span in spans if span.rank == rank), default=0)
-        rows[rank][round(last / end * columns) :] = STUCK * (columns + _STUCK - round(last / end * columns))
+        rows[rank][round(last / end * columns) :] = STUCK * (
+            columns + _STUCK - round(last / end * columns)
+        )
     for bar in bars:
         left, room = round(bar.span.start / end * columns), bar.room(columns / end)
-        rows[bar.span.rank][left : left + room] = bar.filled(bar.label if numbered else bar.letter, room, colour)
+        rows[bar.span.rank][left : left + room] = bar.filled(
+            bar.label if numbered else bar.letter, room, colour
+        )
     lines = [f"rank {rank}".ljust(_LEFT) + "".join(row) for rank, row in enumerate(rows)]
     kinds = {part.kind for span in spans for part in parts(span.action)}
     legend = [f"{kind} {name}" for kind, name in NAME.items() if kind in kinds]
@@ -70,7 +82,9 @@ def text_chart(schedule: Schedule, spans: Sequence[Span], width: int = 100, *, c
         legend.append("small letters: a later stage of the rank")
     legend += ["& two at once"] * any(bar.letter == "&" for bar in bars)
     legend += [f"{IDLE} idle"] + [f"{STUCK} stuck"] * bool(stuck)
-    takes = f"A column is {end / columns:.4g}" + ("" if exact else ", and times are rounded to columns")
+    takes = f"A column is {end / columns:.4g}" + (
+        "" if exact else ", and times are rounded to columns"
+    )
     return "\n".join([*lines, "", f"{', '.join(legend)}. {takes}."])
 
 
@@ -83,7 +97,9 @@ class _Bar:
         letters = [str(kind) if stage == first else kind.lower() for stage, kind, _ in self.actions]
         self.letter = letters[0] if len(letters) == 1 else "&"
         numbers = [action.microbatch for action in self.actions]
-        self.label = "&".join(f"{letter}{number}" for letter, number in zip(letters, numbers, strict=True))
+        self.label = "&".join(
+            f"{letter}{number}" for letter, number in zip(letters, numbers, strict=True)
+        )
 
     def room(self, columns_per_time: float) -> int:
         """How many columns it covers."""
@@ -101,8 +117,9 @@ class _Bar:
 
 
 def _columns(bars: Sequence[_Bar], end: float, most: int) -> tuple[int, bool]:
-    """How many columns show the time from 0 to `end`, and whether each bar begins and ends between two of them: as few
-    as show all labels, or else all letters."""
+    """How many columns show the time from 0 to `end`, and whether each bar begins and ends between
+    two of them: as few as show all labels, or else all letters.
+    """
     times = {time for bar in bars for time in (bar.span.start, bar.span.end)}
 
     def is_exact(columns: int) -> bool:

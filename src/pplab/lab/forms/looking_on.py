@@ -1,4 +1,6 @@
-"""How far long work has come, to whoever looks on: at a terminal, in a notebook, or at the book's page."""
+"""How far long work has come, to whoever looks on: at a terminal, in a notebook, or at the book's
+page.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,12 @@ def progress_line() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def progress_of_run(statuses: Callable[[], Sequence[Any]], first: int, steps: int) -> Iterator[Callable[[], None]]:
-    """Give a function that shows how far ranks are with so many steps after the `first`, whenever all have done the
-    same ones: their losses add up to the batch's."""
+def progress_of_run(
+    statuses: Callable[[], Sequence[Any]], first: int, steps: int
+) -> Iterator[Callable[[], None]]:
+    """Give a function that shows how far ranks are with so many steps after the `first`, whenever
+    all have done the same ones: their losses add up to the batch's.
+    """
     with progress_line() as tell:
 
         def look() -> None:

@@ -15,17 +15,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def held_over_time(timeline: Timeline, memory: Memory | None = None) -> tuple[tuple[list[float], list[float]], ...]:
-    """Per rank, what is held over time: times and what is held from each on, in the unit of `memory`.
+def held_over_time(
+    timeline: Timeline, memory: Memory | None = None
+) -> tuple[tuple[list[float], list[float]], ...]:
+    """Per rank, what is held over time: times and what is held from each on, in the unit of
+    `memory`.
 
-    Without a `memory`, forwards' activations: held from the start of F until the end of B, or of W when it is split.
+    Without a `memory`, forwards' activations: held from the start of F until the end of B, or of W
+    when it is split.
     """
     schedule, memory = timeline.schedule, memory or Memory()
     memory.check(schedule.num_stages)
     curves = []
     for rank, row in enumerate(schedule.rows):
         times, amounts = [0], [memory.constant(schedule.stages_of(rank))]
-        for (_, _, start, end), (during, after) in zip(timeline.spans_of(rank), memory.levels(row), strict=True):
+        for (_, _, start, end), (during, after) in zip(
+            timeline.spans_of(rank), memory.levels(row), strict=True
+        ):
             for time, amount in ((start, during), (end, after)):
                 if time == times[-1]:
                     amounts[-1] = amount
@@ -44,7 +50,8 @@ def memory_chart(
     until: float | None = None,
     limit: float | None = None,
 ) -> Axes:
-    """Draw what each rank holds over time, a strip each, with its peak: forwards' activations, or what `of` says.
+    """Draw what each rank holds over time, a strip each, with its peak: forwards' activations, or
+    what `of` says.
 
     With a `limit`, in the unit of `of`, each strip has a line there, and its state is grey.
     """
@@ -59,14 +66,24 @@ def memory_chart(
         base = rank + 0.45
         heights = [base - scale * amount for amount in amounts]
         ax.fill_between(
-            [*times, until], base, [*heights, heights[-1]], step="post", color=palette.FILL[Kind.F], lw=0, alpha=0.8
+            [*times, until],
+            base,
+            [*heights, heights[-1]],
+            step="post",
+            color=palette.FILL[Kind.F],
+            lw=0,
+            alpha=0.8,
         )
         if limit is not None:
             state = memory.constant(timeline.schedule.stages_of(rank))
             ax.fill_between([0, until], base, base - scale * state, color=palette.IDLE, lw=0)
             ax.hlines(base - scale * limit, 0, until, color=LIMIT, lw=1.5)
         ax.text(until * 1.005, rank, f"peak {peaks[rank]:.4g}", va="center", fontsize=LABEL_SIZE)
-    what = "forwards whose activations are held" if of is None else f"held{of.unit and f' ({of.unit})'}"
+    what = (
+        "forwards whose activations are held"
+        if of is None
+        else f"held{of.unit and f' ({of.unit})'}"
+    )
     what += f", line at {limit:g}" if limit is not None else ""
     dress(ax, rank_names(timeline), f"{timeline.schedule.name}: {what}", timeline.unit, until)
     ax.set_ylim(len(curves) - 0.5, -0.5)

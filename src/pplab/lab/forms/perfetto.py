@@ -13,14 +13,17 @@ MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
 
 
 def to_perfetto(timeline: Timeline, path: str | Path) -> None:
-    """Write Chrome trace JSON: a track per rank, an arrow per message. Where a simulation has no unit, one of its units
-    is shown as one millisecond.
+    """Write Chrome trace JSON: a track per rank, an arrow per message. Where a simulation has no
+    unit, one of its units is shown as one millisecond.
 
-    Each action says its stage and microbatch when it is clicked; two at once are one event, which says both.
+    Each action says its stage and microbatch when it is clicked; two at once are one event, which
+    says both.
     """
     scale = MICROSECONDS.get(timeline.unit, 1e3)
     num_stages = timeline.schedule.num_stages
-    events: list[dict] = [{"ph": "M", "pid": 0, "name": "process_name", "args": {"name": repr(timeline)[10:-1]}}]
+    events: list[dict] = [
+        {"ph": "M", "pid": 0, "name": "process_name", "args": {"name": repr(timeline)[10:-1]}}
+    ]
     events += [
         {"ph": "M", "pid": 0, "tid": rank, "name": "thread_name", "args": {"name": f"rank {rank}"}}
         for rank in range(timeline.schedule.num_ranks)
@@ -37,14 +40,25 @@ def to_perfetto(timeline: Timeline, path: str | Path) -> None:
             message = outgoing(action, num_stages)
             user = message and users[message.receive]
             if user and user.rank != span.rank:
-                flow = {"pid": 0, "cat": "message", "name": str(message.receive), "id": str(message.send)}
-                # An arrow binds to the slice around its time: just before the producer's end, at the user's start.
+                flow = {
+                    "pid": 0,
+                    "cat": "message",
+                    "name": str(message.receive),
+                    "id": str(message.send),
+                }
+                # An arrow binds to the slice around its time: just before the producer's end, at
+                # the user's start.
                 leave = span.end - 1e-3 * (span.end - span.start)
                 events.append({"ph": "s", "tid": span.rank, "ts": leave * scale, **flow})
-                events.append({"ph": "f", "bp": "e", "tid": user.rank, "ts": user.start * scale, **flow})
+                events.append(
+                    {"ph": "f", "bp": "e", "tid": user.rank, "ts": user.start * scale, **flow}
+                )
     Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
 
 def _said(item: Action | Overlap) -> dict[str, str]:
     """What each action of an item works on."""
-    return {str(action): f"stage {action.stage}, microbatch {action.microbatch}" for action in parts(item)}
+    return {
+        str(action): f"stage {action.stage}, microbatch {action.microbatch}"
+        for action in parts(item)
+    }

@@ -1,7 +1,7 @@
 """Measurements that are kept in `results/`. Plain Python.
 
-`make gpu` writes one file per kind of device. A file says what was measured, with which versions, when and by which
-command, and what was not run and why.
+`make gpu` writes one file per kind of device. A file says what was measured, with which versions,
+when and by which command, and what was not run and why.
 """
 
 from __future__ import annotations
@@ -27,17 +27,25 @@ class Recording:
     def title(self, part: str = "") -> str:
         """The devices, and the day on which that part was measured."""
         count = len(self.data["box"].get("devices", ())) if self.data["kind"] == "cuda" else 1
-        dates = [each.get("date", self.data["date"]) for each in self.data["parts"] if each["name"] == part]
+        dates = [
+            each.get("date", self.data["date"])
+            for each in self.data["parts"]
+            if each["name"] == part
+        ]
         devices = f"{count} x {self.data['device']}" if count > 1 else self.data["device"]
         return f"{devices}, {(dates or [self.data['date']])[0][:10]}"
 
     def rows(self, part: str) -> list[dict]:
         """What a part measured; nothing where it was not run."""
-        return [row for found in self.data["parts"] if found["name"] == part for row in found["rows"]]
+        return [
+            row for found in self.data["parts"] if found["name"] == part for row in found["rows"]
+        ]
 
 
 def find_folder() -> Path | None:
-    """The nearest folder `results` with recordings, from here upward, or that of the package's own repository."""
+    """The nearest folder `results` with recordings, from here upward, or that of the package's own
+    repository.
+    """
     here = Path.cwd()
     for place in (here, *here.parents, Path(__file__).parents[4]):
         folder = place / "results"
@@ -71,4 +79,8 @@ def said(folder: Path | str | None = None) -> str:
     """
     on_gpus = [each for each in load(folder) if each.data["kind"] == "cuda"]
     found = [each.title() for each in on_gpus if any(part["rows"] for part in each.data["parts"])]
-    return f"Measured on GPUs so far: {'; '.join(found)}." if found else "Nothing has been measured on a GPU so far."
+    return (
+        f"Measured on GPUs so far: {'; '.join(found)}."
+        if found
+        else "Nothing has been measured on a GPU so far."
+    )

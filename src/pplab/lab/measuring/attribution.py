@@ -1,13 +1,14 @@
-"""Where the time of a measured step went: the step divided into named parts that add up to it exactly.
+"""Where the time of a measured step went: the step divided into named parts that add up to it
+exactly.
 
-The parts come from replaying the step on machines that are less and less ideal. Each machine is a simulation with what
-was measured, and what it adds to a rank's idle time is the part's:
+The parts come from replaying the step on machines that are less and less ideal. Each machine is a
+simulation with what was measured, and what it adds to a rank's idle time is the part's:
 
-    1. every action takes the mean of its kind over all stages         idle time: the schedule's own bubble
-    2. every action takes the mean of its kind on its own stage        what is added: imbalance
-    3. messages take their link's latency                              what is added: communication
-    4. every action starts late by the mean lateness on its rank       what is added: overhead
-    5. the measured step itself                                        what is left: jitter
+    1. every action takes the mean of its kind over all stages  idle time: the schedule's own bubble
+    2. every action takes the mean of its kind on its own stage  what is added: imbalance
+    3. messages take their link's latency                       what is added: communication
+    4. every action starts late by the mean lateness on its rank  what is added: overhead
+    5. the measured step itself                                 what is left: jitter
 
 A part can be negative on a rank: a slow stage leaves its own rank less idle than the mean would.
 """
@@ -32,7 +33,8 @@ IDLE_PARTS = ("bubble", "imbalance", "communication", "overhead", "jitter")
 
 @dataclass(frozen=True)
 class Where:
-    """A step's parts: `by_rank[rank][part]` in the timeline's unit. Each rank's parts add up to `step_time`.
+    """A step's parts: `by_rank[rank][part]` in the timeline's unit. Each rank's parts add up to
+    `step_time`.
 
     `links[source, target]` is what messages between two ranks were found to take.
     """
@@ -45,9 +47,12 @@ class Where:
     @property
     def mean(self) -> dict[str, float]:
         """Each part's mean over the ranks."""
-        names = dict.fromkeys(part for row in self.by_rank for part in row if part not in IDLE_PARTS)
+        names = dict.fromkeys(
+            part for row in self.by_rank for part in row if part not in IDLE_PARTS
+        )
         return {
-            part: total(row.get(part, 0) for row in self.by_rank) / len(self.by_rank) for part in (*names, *IDLE_PARTS)
+            part: total(row.get(part, 0) for row in self.by_rank) / len(self.by_rank)
+            for part in (*names, *IDLE_PARTS)
         }
 
     def to_dict(self) -> dict:
@@ -62,14 +67,18 @@ class Where:
     def __str__(self) -> str:
         unit = self.timeline.unit
         names = [part for part in self.mean if any(row.get(part) for row in self.by_rank)]
-        rows = [*((f"rank {rank}", row) for rank, row in enumerate(self.by_rank)), ("mean", self.mean)]
+        rows = [
+            *((f"rank {rank}", row) for rank, row in enumerate(self.by_rank)),
+            ("mean", self.mean),
+        ]
         lines = [f"{'part':16}" + "".join(f"{name:>10}" for name, _ in rows) + f"{'share':>8}"]
         for part in names:
             values = "".join(f"{row.get(part, 0):10.2f}" for _, row in rows)
             lines.append(f"{part:16}{values}{self.mean[part] / self.step_time:8.1%}")
         lines.append(f"{'step':16}" + f"{self.step_time:10.2f}" * len(rows) + f"{1:8.1%}")
-        return f"{self.timeline.schedule.name}, {self.timeline.how}, per rank{unit and f' in {unit}'}\n" + "\n".join(
-            lines
+        return (
+            f"{self.timeline.schedule.name}, {self.timeline.how}, per "
+            f"rank{unit and f' in {unit}'}\n" + "\n".join(lines)
         )
 
     __repr__ = __str__
@@ -78,13 +87,15 @@ class Where:
 def where(timeline: Timeline) -> Where:
     """Divide a step, measured or simulated, into parts.
 
-    Compute is named by kind, and by what else the ranks did (the optimizer). The step lasts until the last rank has
-    ended, whatever it did last.
+    Compute is named by kind, and by what else the ranks did (the optimizer). The step lasts until
+    the last rank has ended, whatever it did last.
     """
     schedule = timeline.schedule
     step_time = max([timeline.makespan, *(span.end for span in timeline.others)])
     on_mean, on_stages, with_links, with_overhead = _machines(timeline)
-    replays = [simulate(schedule, costs) for costs in (on_mean, on_stages, with_links, with_overhead)]
+    replays = [
+        simulate(schedule, costs) for costs in (on_mean, on_stages, with_links, with_overhead)
+    ]
     levels = [replay.idle for replay in replays[:3]]
     work = replays[1].busy  # lateness is no work
     levels.append([replays[3].makespan - busy for busy in work])
@@ -102,18 +113,20 @@ def where(timeline: Timeline) -> Where:
 
 
 def calibrate(timeline: Timeline) -> Costs:
-    """Costs by which to predict other schedules of the same stages on the same machine: the mean duration of every kind
-    on every stage, the latency of every link, and as `overhead` each rank's mean lateness, from being able to
-    start an action to starting it.
+    """Costs by which to predict other schedules of the same stages on the same machine: the mean
+    duration of every kind on every stage, the latency of every link, and as `overhead` each rank's
+    mean lateness, from being able to start an action to starting it.
 
-    What launching costs *inside* an action can't be told from its work in a run with one size of microbatches, so it
-    counts as work: that matters where the costs are to predict finer stages or other microbatches.
+    What launching costs *inside* an action can't be told from its work in a run with one size of
+    microbatches, so it counts as work: that matters where the costs are to predict finer stages or
+    other microbatches.
 
-    The whole time of a message counts as latency. Where a link is so narrow that messages queue, `measure_link` tells
-    its bandwidth.
+    The whole time of a message counts as latency. Where a link is so narrow that messages queue,
+    `measure_link` tells its bandwidth.
 
-    A schedule that splits no backward tells nothing of I and W apart, so it predicts only those that split none. Of one
-    that splits all, a whole backward is taken to last as long as its halves; `calibrating` makes one that has both.
+    A schedule that splits no backward tells nothing of I and W apart, so it predicts only those
+    that split none. Of one that splits all, a whole backward is taken to last as long as its
+    halves; `calibrating` makes one that has both.
     """
     return _machines(timeline)[-1]
 
@@ -121,8 +134,8 @@ def calibrate(timeline: Timeline) -> Costs:
 def calibrating(schedule: Schedule) -> Schedule:
     """The schedule with every other microbatch's backward in one piece, where it splits them.
 
-    A run of it tells `calibrate` how long a backward takes both ways. The halves together last a little longer than
-    the whole, so a run that has only halves predicts whole backwards too slow.
+    A run of it tells `calibrate` how long a backward takes both ways. The halves together last a
+    little longer than the whole, so a run that has only halves predicts whole backwards too slow.
 
     >>> from pplab import build
     >>> print(*calibrating(build("ZB-H1", num_ranks=2, num_microbatches=2)).rows[0])
@@ -146,12 +159,18 @@ def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
         lasted = span.end - span.start
         if isinstance(span.action, Overlap):
             durations[tuple(sorted(half.kind for half in span.action))].append(lasted)
-            durations[tuple(sorted(f"{half.stage}{half.kind}" for half in span.action))].append(lasted)
+            durations[tuple(sorted(f"{half.stage}{half.kind}" for half in span.action))].append(
+                lasted
+            )
         else:
             durations[span.action.kind].append(lasted)
             durations[span.action.kind, span.action.stage].append(lasted)
     mean = {key: total(found) / len(found) for key, found in durations.items()}
-    overlaps = {key: value for key, value in mean.items() if isinstance(key, tuple) and isinstance(key[1], str)}
+    overlaps = {
+        key: value
+        for key, value in mean.items()
+        if isinstance(key, tuple) and isinstance(key[1], str)
+    }
     of_kinds = {pair: value for pair, value in overlaps.items() if pair[0] in COMPUTE}
 
     def of(kind: Kind, stage: int) -> float:
@@ -159,7 +178,9 @@ def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
 
     def costs(value: Callable[[Kind, int], float]) -> Costs:
         stages = range(schedule.num_stages)
-        forward, whole, inputs, weights = ([value(kind, s) for s in stages] for kind in (F, B, I, W))
+        forward, whole, inputs, weights = (
+            [value(kind, s) for s in stages] for kind in (F, B, I, W)
+        )
         if I not in mean:
             return Costs(forward, whole, 0, overlap=of_kinds, unit=timeline.unit)
         if B not in mean:
@@ -172,7 +193,12 @@ def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
     late = [total(lateness[rank] for rank in ranks) / len(ranks) for ranks in holders]
     on_stages = replace(costs(of), overlap=overlaps)
     with_links = replace(on_stages, links=links)
-    return costs(lambda kind, _: mean.get(kind, 0)), on_stages, with_links, replace(with_links, overhead=late)
+    return (
+        costs(lambda kind, _: mean.get(kind, 0)),
+        on_stages,
+        with_links,
+        replace(with_links, overhead=late),
+    )
 
 
 def _did(spans: Sequence[Span], others: Sequence[Span]) -> dict[str, float]:

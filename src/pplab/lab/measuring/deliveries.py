@@ -1,7 +1,8 @@
-"""What a timeline tells of the links between its ranks: when every message was made, and until when it was waited for.
+"""What a timeline tells of the links between its ranks: when every message was made, and until when
+it was waited for.
 
-The whole time of a message counts as its link's latency. A link that is narrow makes messages queue, which one run's
-times don't tell apart from a long way: `measure_link` does.
+The whole time of a message counts as its link's latency. A link that is narrow makes messages
+queue, which one run's times don't tell apart from a long way: `measure_link` does.
 """
 
 from __future__ import annotations
@@ -24,16 +25,21 @@ class Delivery(NamedTuple):
 
     @property
     def waited(self) -> bool:
-        """Whether its receiver was waiting for it before it was made: then its time is the link's."""
+        """Whether its receiver was waiting for it before it was made: then its time is the
+        link's.
+        """
         return self.begun < self.made
 
 
 def observe(timeline: Timeline) -> tuple[dict[tuple[int, int], list[Delivery]], list[float]]:
-    """Every link's messages in the order of their making, and each rank's mean lateness, from being able to start an
-    action to starting it."""
+    """Every link's messages in the order of their making, and each rank's mean lateness, from being
+    able to start an action to starting it.
+    """
     schedule, graph, columns = timeline.schedule, timeline.schedule.graph, timeline.schedule.columns
     waits = {
-        (span.rank, span.action): (span.start, span.end) for span in timeline.others if not isinstance(span.action, str)
+        (span.rank, span.action): (span.start, span.end)
+        for span in timeline.others
+        if not isinstance(span.action, str)
     }
     found: dict[tuple[int, int], list[Delivery]] = defaultdict(list)
     late: list[list[float]] = [[] for _ in schedule.rows]
@@ -41,8 +47,11 @@ def observe(timeline: Timeline) -> tuple[dict[tuple[int, int], list[Delivery]], 
         free = 0.0
         for i in range(*columns.bounds[rank : rank + 2]):
             ready, start = free, timeline.starts[i]
-            awaited = [(user, maker) for user, maker in graph.awaited(i) if columns.ranks[maker] != rank]
-            since = free if len(awaited) == 1 else start  # of two messages, nobody knows which one was waited for
+            awaited = [
+                (user, maker) for user, maker in graph.awaited(i) if columns.ranks[maker] != rank
+            ]
+            # of two messages, nobody knows which one was waited for
+            since = free if len(awaited) == 1 else start
             for user, maker in awaited:
                 receive = incoming(graph.action(user), schedule.num_stages)
                 begun, there = waits.get((rank, receive), (since, start))
@@ -57,8 +66,11 @@ def observe(timeline: Timeline) -> tuple[dict[tuple[int, int], list[Delivery]], 
 
 
 def link_of(messages: Sequence[Delivery]) -> Link:
-    """A link with the mean time of the messages that somebody waited for; where there is none, with the shortest time
-    within which one must have come."""
+    """A link with the mean time of the messages that somebody waited for; where there is none, with
+    the shortest time within which one must have come.
+    """
     if waited := [message for message in messages if message.waited]:
-        return Link(total(max(0.0, message.there - message.made) for message in waited) / len(waited))
+        return Link(
+            total(max(0.0, message.there - message.made) for message in waited) / len(waited)
+        )
     return Link(min(max(0.0, message.there - message.made) for message in messages))

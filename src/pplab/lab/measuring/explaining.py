@@ -1,8 +1,10 @@
-"""Why a job takes as long as it does: its causes by name, each with what the job would take without it.
+"""Why a job takes as long as it does: its causes by name, each with what the job would take without
+it.
 
-Causes are taken one after the other: the one that saves most, then the one that saves most of what is left. So a fault
-that hides behind another is named, too, although it saves nothing alone. Without a cause the whole job runs again, all
-ranks, replicas and steps: what it saves is the mean over the iterations.
+Causes are taken one after the other: the one that saves most, then the one that saves most of what
+is left. So a fault that hides behind another is named, too, although it saves nothing alone.
+Without a cause the whole job runs again, all ranks, replicas and steps: what it saves is the mean
+over the iterations.
 """
 
 from __future__ import annotations
@@ -32,12 +34,15 @@ _LARGE = 50_000  # actions of a step, from which predicting its other schedules 
 _ALWAYS = 0.9  # of the iterations: what is in fewer comes and goes
 _UNKNOWN = (
     "believe differences between schedules that are larger than the error; memory isn't checked",
-    "other stages per rank, cuts and sizes of microbatches need a run of their own, and so do schedules that split "
+    "other stages per rank, cuts and sizes of microbatches need a run of their own, and so do "
+    "schedules that split "
     "backwards or pair actions, unless this one does",
-    "a message's whole time counts as latency: over a narrow link, schedules that send ahead take longer",
+    "a message's whole time counts as latency: over a narrow link, schedules that send ahead take "
+    "longer",
 )
 _EXACT = 0.005
-_RUNS = 0.027  # of an iteration: twice the standard deviation of three equal runs of 4 ranks on gloo, recorded
+# of an iteration: twice the standard deviation of three equal runs of 4 ranks on gloo, recorded
+_RUNS = 0.027
 _PART = 0.2  # of the largest saving: an iteration with less hasn't got it
 
 
@@ -60,7 +65,10 @@ class Cause:
         """Its kind and where it is, in a few words."""
         if len(self.ranks) > 2:
             return self.kind
-        return f"{self.kind}, {'rank' if len(self.ranks) == 1 else 'ranks'} {' and '.join(map(str, self.ranks))}"
+        return (
+            f"{self.kind}, {'rank' if len(self.ranks) == 1 else 'ranks'} "
+            f"{' and '.join(map(str, self.ranks))}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,8 +79,10 @@ class ExplainedJob:
     iterations: tuple[float, ...]
     causes: tuple[Cause, ...]  # that which saves most first
     doubtful: tuple[Cause, ...]  # whose saving is below its error
-    ranks: tuple[dict[str, Any], ...]  # how each spends a mean iteration; that which waits least first
-    links: dict[tuple[int, int], tuple[float, bool]]  # a message's time, and whether it is an upper bound
+    # how each spends a mean iteration; that which waits least first
+    ranks: tuple[dict[str, Any], ...]
+    # a message's time, and whether it is an upper bound
+    links: dict[tuple[int, int], tuple[float, bool]]
     orders: tuple[WhatIf, ...]  # other schedules, unless pauses or late ranks make them meaningless
     notes: tuple[str, ...]
 
@@ -83,13 +93,19 @@ class ExplainedJob:
         rows.columns = tuple(dict.fromkeys(name for row in self.ranks for name in row))
         for row in self.ranks:
             cells = (row.get(name, "-") for name in rows.columns)
-            rows.append(tuple(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells))
+            rows.append(
+                tuple(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells)
+            )
         return rows
 
     @property
     def bars(self) -> dict[str, float]:
-        """The mean iteration in parts that add up to it: each cause's saving, and what is left without them."""
-        bars = {f"{number}. {cause.short}": cause.saves for number, cause in enumerate(self.causes, 1)}
+        """The mean iteration in parts that add up to it: each cause's saving, and what is left
+        without them.
+        """
+        bars = {
+            f"{number}. {cause.short}": cause.saves for number, cause in enumerate(self.causes, 1)
+        }
         return {**bars, "left without them": fmean(self.iterations) - sum(bars.values())}
 
     def to_dict(self) -> dict:
@@ -114,22 +130,34 @@ class ExplainedJob:
         longest = max(self.iterations)
         steps = [end for _, end in self.job.iterations] or [0]
         where = steps[self.iterations.index(longest)]
-        job = f"{plural(len(self.job.rows), 'rank')} in {plural(len(self.job.pipelines), 'pipeline')}"
+        job = (
+            f"{plural(len(self.job.rows), 'rank')} in {plural(len(self.job.pipelines), 'pipeline')}"
+        )
         lines = [
-            f"{job}, {plural(len(self.iterations), 'iteration')}: one takes {fmean(self.iterations):.0f} ms "
-            f"(median {median(self.iterations):.0f}, longest {longest:.0f}, to the end of step {where})"
+            f"{job}, {plural(len(self.iterations), 'iteration')}: one takes "
+            f"{fmean(self.iterations):.0f} ms "
+            f"(median {median(self.iterations):.0f}, longest {longest:.0f}, to the end of step "
+            f"{where})"
         ]
         if not self.causes:
             lines.append(f"No cause was found that makes an iteration {_LEAST:.0%} longer.")
         for number, cause in enumerate(self.causes, 1):
             alone = "" if number == 1 else f" (alone it saves {max(0, cause.alone):.0f})"
             lines.append(f"{number}. {cause.what}.")
-            left = f"{cause.left:.0f} ms" + ("" if cause.left_error is None else f" ±{cause.left_error:.0f}")
+            left = f"{cause.left:.0f} ms" + (
+                "" if cause.left_error is None else f" ±{cause.left_error:.0f}"
+            )
             left += f" (another run: ±{cause.between_runs:.0f} besides)"
             lines.append(f"   Without it an iteration takes {left}, {cause.saves:.0f} less{alone}.")
         if not self.job.watched:
-            lines.append("Pauses, slow links and late ranks weren't looked for, since these traces can't tell them.")
-        lines += [f"not certain, since it saves less than its error: {cause.what}" for cause in self.doubtful]
+            lines.append(
+                "Pauses, slow links and late ranks weren't looked for, since these traces can't "
+                "tell them."
+            )
+        lines += [
+            f"not certain, since it saves less than its error: {cause.what}"
+            for cause in self.doubtful
+        ]
         return "\n".join(lines)
 
     def _links(self) -> str:
@@ -145,9 +173,13 @@ class ExplainedJob:
         usual = "F and B are its usual forward and backward. The first waits least"
         lines = str(self.table).splitlines()
         if len(lines) > _SHOWN_RANKS + 1:
-            lines[_SHOWN_RANKS + 1 :] = [f"... and {len(self.ranks) - _SHOWN_RANKS} ranks that wait longer"]
+            lines[_SHOWN_RANKS + 1 :] = [
+                f"... and {len(self.ranks) - _SHOWN_RANKS} ranks that wait longer"
+            ]
         ranks = "\n".join([f"How each rank spends an iteration, in ms. {usual}:", *lines])
-        orders = self.orders and f"Other schedules of the slowest pipeline:\n{table_of(self.orders)}"
+        orders = (
+            self.orders and f"Other schedules of the slowest pipeline:\n{table_of(self.orders)}"
+        )
         notes = "\n".join(part for part in (self._links(), *self.notes) if part)
         return "\n\n".join(part for part in (self._head(), ranks, orders, notes) if part)
 
@@ -156,7 +188,8 @@ class ExplainedJob:
     def to_html(self, path: str | Path) -> None:
         """Write one page that needs nothing else: the causes, the iteration in bars, and the ranks.
 
-        OSError where it can't be written, and ModuleNotFoundError with what to install where matplotlib is missing.
+        OSError where it can't be written, and ModuleNotFoundError with what to install where
+        matplotlib is missing.
         """
         parts = {name: [("", amount)] for name, amount in self.bars.items()}
         chart = bars(parts, title="A mean iteration in parts that add up to it", unit="ms")
@@ -166,7 +199,9 @@ class ExplainedJob:
             "How each rank spends an iteration, in ms": self.table._repr_html_(),
         }
         if self.orders:
-            sections["Other schedules of the slowest pipeline"] = table_of(self.orders)._repr_html_()
+            sections["Other schedules of the slowest pipeline"] = table_of(
+                self.orders
+            )._repr_html_()
         notes = (f"<li>{escape(note)}</li>" for note in (self._links(), *self.notes) if note)
         sections["What else the traces say"] = f"<ul>{''.join(notes)}</ul>"
         body = "\n".join(f"<h2>{heading}</h2>\n{section}" for heading, section in sections.items())
@@ -175,8 +210,9 @@ class ExplainedJob:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Python looks for circles whenever there are many new objects. Traces have millions of them, and no circle, so
-    that looking takes a third of the time."""
+    """Python looks for circles whenever there are many new objects. Traces have millions of them,
+    and no circle, so that looking takes a third of the time.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -188,34 +224,50 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def explain(*places: str | Path) -> ExplainedJob:
-    """Say why a job's iterations take as long as they do, from the traces of all its ranks, replicas and steps.
+    """Say why a job's iterations take as long as they do, from the traces of all its ranks,
+    replicas and steps.
 
-    They are files, or folders of files, as `read_traces` takes them.
-    An iteration lasts from the end of a step to the end of the next. ValueError and OSError as `read_traces`.
+    They are files, or folders of files, as `read_traces` takes them. An iteration lasts from the
+    end of a step to the end of the next. ValueError and OSError as `read_traces`.
     """
     job = read_traces(*places)
     seen, lengths = Seen(job), job.lengths(job.replay())
     causes, doubtful = _causes(seen, lengths)
     notes = [
         *job.notes,
-        f"± holds for 95 of 100 such runs. What another run may differ by besides is {_RUNS:.1%}, as in three equal "
+        f"± holds for 95 of 100 such runs. What another run may differ by besides is {_RUNS:.1%}, "
+        "as in three equal "
         "runs that were recorded, or the scatter of this job's iterations where that is more",
     ]
     orders: list[WhatIf] = []
     if any(cause.kind in ("pauses", "late rank") for cause in causes):
-        notes.append("other schedules aren't predicted from a job that has pauses or late ranks: remove these first")
+        notes.append(
+            "other schedules aren't predicted from a job that has pauses or late ranks: remove "
+            "these first"
+        )
     elif (count := len(job.timelines[0].spans)) > _LARGE:
-        notes.append(f"other schedules aren't predicted from steps of more than {_LARGE:,} actions, here {count:,}")
+        notes.append(
+            f"other schedules aren't predicted from steps of more than {_LARGE:,} actions, here "
+            f"{count:,}"
+        )
     else:
         orders = predict_orders(job.timelines)
         notes += _UNKNOWN
     ranks = sorted(_ranks(seen, lengths), key=itemgetter("waiting"))
     if ranks[0]["waiting"] < -_LEAST * fmean(lengths):
         notes.append(
-            f"what rank {ranks[0]['rank']} does overlaps, so that its waiting is below zero: don't trust its row"
+            f"what rank {ranks[0]['rank']} does overlaps, so that its waiting is below zero: don't "
+            "trust its row"
         )
     return ExplainedJob(
-        job, tuple(lengths), tuple(causes), tuple(doubtful), tuple(ranks), link_times(job), tuple(orders), tuple(notes)
+        job,
+        tuple(lengths),
+        tuple(causes),
+        tuple(doubtful),
+        tuple(ranks),
+        link_times(job),
+        tuple(orders),
+        tuple(notes),
     )
 
 
@@ -229,7 +281,9 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
     change, now, critical = Change(), list(lengths), job.critical(Change())
 
     def try_out(suspects: Sequence[Suspect]) -> tuple[Suspect, list[float]] | None:
-        """The suspect that saves most, and the iterations without it, where that is enough for a cause."""
+        """The suspect that saves most, and the iterations without it, where that is enough for a
+        cause.
+        """
         best, shortest = None, fmean(now) - least
         for suspect in suspects:
             most = sum(_taken_away(suspect.change, path) for path in critical)
@@ -242,9 +296,15 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
     while best := try_out(found[:_MOST]) or try_out(_together(found)):
         suspect, without = best
         alone_found = any(each is suspect for each in found)
-        found = [each for each in found if (each is not suspect if alone_found else each.kind != suspect.kind)]
+        found = [
+            each
+            for each in found
+            if (each is not suspect if alone_found else each.kind != suspect.kind)
+        ]
         saved = [before - after for before, after in zip(now, without, strict=True)]
-        alone = fmean(lengths) - fmean(job.lengths(job.replay(suspect.change)) if causes else without)
+        alone = fmean(lengths) - fmean(
+            job.lengths(job.replay(suspect.change)) if causes else without
+        )
         error = _error(saved)
         left = fmean(without), _spread(without), _between_runs(without)
         cause = Cause(suspect.kind, suspect.ranks, suspect.what, alone, fmean(saved), error, *left)
@@ -258,7 +318,9 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
 
 
 def _together(suspects: Sequence[Suspect]) -> list[Suspect]:
-    """What several ranks have alike, where each one's hides behind the others': the job is faster only without all."""
+    """What several ranks have alike, where each one's hides behind the others': the job is faster
+    only without all.
+    """
     by_kind: dict[str, list[Suspect]] = defaultdict(list)
     for suspect in suspects:
         by_kind[suspect.kind].append(suspect)
@@ -268,7 +330,8 @@ def _together(suspects: Sequence[Suspect]) -> list[Suspect]:
             ranks = tuple(sorted({rank for suspect in alike for rank in suspect.ranks}))
             told = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
             what = (
-                f"{len(alike)} faults of one kind hide behind each other, on ranks {told}. The largest: {alike[0].what}"
+                f"{len(alike)} faults of one kind hide behind each other, on ranks {told}. The "
+                f"largest: {alike[0].what}"
             )
             change = Change()
             for suspect in alike:
@@ -288,39 +351,58 @@ def _taken_away(change: Change, of: Collection[Event | Message] | None = None) -
 
 
 def _error(saved: Sequence[float]) -> float | None:
-    """How far off the mean may be; None for what isn't in every iteration, of which their scatter says nothing."""
+    """How far off the mean may be; None for what isn't in every iteration, of which their scatter
+    says nothing.
+    """
     least = _PART * max(saved)
     often = sum(each > least for each in saved) >= _ALWAYS * len(saved)
     return _spread(saved) if often else None
 
 
 def _spread(values: Sequence[float]) -> float | None:
-    """How far off their mean may be, in 95 of 100 cases, by Student's t, and half a percent besides for what a replay
-    doesn't know. One value doesn't tell."""
+    """How far off their mean may be, in 95 of 100 cases, by Student's t, and half a percent besides
+    for what a replay doesn't know. One value doesn't tell.
+    """
     if more := len(values) - 1:
         return (
             _EXACT * fmean(values)
-            + (1.96 + 2.37 / more + 2.8 / more**2 + 5.6 / more**3) * stdev(values) / len(values) ** 0.5
+            + (1.96 + 2.37 / more + 2.8 / more**2 + 5.6 / more**3)
+            * stdev(values)
+            / len(values) ** 0.5
         )
     return None
 
 
 def _between_runs(values: Sequence[float]) -> float:
-    """What the mean may differ by in another run: as in three equal ones, or as the iterations of this one do."""
+    """What the mean may differ by in another run: as in three equal ones, or as the iterations of
+    this one do.
+    """
     return max(_RUNS * fmean(values), 1.96 * stdev(values) if len(values) > 2 else 0.0)
 
 
 def _ranks(seen: Seen, lengths: Sequence[float]) -> Iterator[dict[str, Any]]:
-    """How each rank spends the iterations, on average: its usual actions by kind, and four parts that add up."""
+    """How each rank spends the iterations, on average: its usual actions by kind, and four parts
+    that add up.
+    """
     kinds = sorted({kind for _, _, kind in seen.usual}, key="FBIW".find)
     for replica, ranks in enumerate(seen.job.pipelines):
         for rank in ranks:
             mine = [event for event in seen.job.rows[rank] if event.step in seen.counted]
-            times = {name: sum(event.duration for event in mine if event.kind == name) for name in (ACTION, OTHER)}
+            times = {
+                name: sum(event.duration for event in mine if event.kind == name)
+                for name in (ACTION, OTHER)
+            }
             idle = sum(max(0.0, event.gap) for event in mine if event.before)
             parts = {"computing": times[ACTION], "other work": times[OTHER], "own idle": idle}
             parts = {name: value / len(seen.counted) for name, value in parts.items()}
             stages = ", ".join(map(str, seen.job.stages[rank]))
             usual = {kind: seen.pace[rank][kind] for kind in kinds if kind in seen.pace[rank]}
             waiting = fmean(lengths) - sum(parts.values())
-            yield {"rank": rank, "replica": replica, "stage": stages, **usual, **parts, "waiting": waiting}
+            yield {
+                "rank": rank,
+                "replica": replica,
+                "stage": stages,
+                **usual,
+                **parts,
+                "waiting": waiting,
+            }

@@ -1,11 +1,14 @@
-"""Who waits for whom in a job that hangs: the last messages of every rank, and the schedule that they belong to.
+"""Who waits for whom in a job that hangs: the last messages of every rank, and the schedule that
+they belong to.
 
-NCCL's flight recorder dumps them, as pickles or as JSON. Between two ranks messages arrive in the order of sending, so
-the k-th send of one rank to another is the k-th message that the schedule has there.
+NCCL's flight recorder dumps them, as pickles or as JSON. Between two ranks messages arrive in the
+order of sending, so the k-th send of one rank to another is the k-th message that the schedule has
+there.
 
-The recorder keeps each rank's last operations, 2,000 by default, so in a long job the first are lost. Every operation
-has its number in its process group, from 1 on (`op_id`). It tells how many messages are lost and where in a step the
-first is that isn't: the rest of that step's messages says which ones the lost ones were, whatever their order.
+The recorder keeps each rank's last operations, 2,000 by default, so in a long job the first are
+lost. Every operation has its number in its process group, from 1 on (`op_id`). It tells how many
+messages are lost and where in a step the first is that isn't: the rest of that step's messages says
+which ones the lost ones were, whatever their order.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ Stream = tuple[str, int]  # "send" or "recv", and the peer's place in its pipeli
 
 
 class _Dump(NamedTuple):
-    """A rank's messages, each with whether it has ended, and how many came before them that are lost."""
+    """A rank's messages, each with whether it has ended, and how many came before them that are
+    lost.
+    """
 
     messages: list[tuple[Stream, bool]]
     lost: int
@@ -39,15 +44,18 @@ class _Plain(pickle.Unpickler):
     """Reads a pickle of plain values, and refuses whatever would import or call something."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise ValueError(f"the pickle asks for {module}.{name}, and a flight recorder's has plain values alone")
+        raise ValueError(
+            f"the pickle asks for {module}.{name}, and a flight recorder's has plain values alone"
+        )
 
 
 def explain_hang(schedule: Schedule, *places: str | Path) -> str:
-    """Say for which message each rank of a job waits that hangs, and what those do that wait for none.
+    """Say for which message each rank of a job waits that hangs, and what those do that wait for
+    none.
 
-    `places` are the dumps of NCCL's flight recorder, one per rank and named by it, or their folder; `schedule` is what
-    ran. Dumps may have lost their first messages: then a line says what wasn't seen, or that a rank's last messages
-    don't tell where it is. ValueError for other files.
+    `places` are the dumps of NCCL's flight recorder, one per rank and named by it, or their folder;
+    `schedule` is what ran. Dumps may have lost their first messages: then a line says what wasn't
+    seen, or that a rank's last messages don't tell where it is. ValueError for other files.
     """
     dumps: dict[int, _Dump] = {}
     pipelines = set()
@@ -55,18 +63,28 @@ def explain_hang(schedule: Schedule, *places: str | Path) -> str:
         with reading(str(file), "a dump of NCCL's flight recorder"):
             raw = file.read_bytes()
             rank = int(re.findall(r"\d+", file.name)[-1])
-            ranks, dumps[rank] = _posted(json.loads(raw) if raw.startswith(b"{") else _Plain(io.BytesIO(raw)).load())
+            ranks, dumps[rank] = _posted(
+                json.loads(raw) if raw.startswith(b"{") else _Plain(io.BytesIO(raw)).load()
+            )
         pipelines.add(ranks)
     pipelines = {ranks for ranks in pipelines if len(ranks) == schedule.num_ranks}
     if not pipelines:
-        raise ValueError(f"no dump has messages among {schedule.num_ranks} ranks: {schedule.name} isn't what ran")
+        raise ValueError(
+            f"no dump has messages among {schedule.num_ranks} ranks: {schedule.name} isn't what ran"
+        )
     return "\n".join(chain(*(_told(schedule, ranks, dumps) for ranks in sorted(pipelines))))
 
 
 def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
-    """The ranks of a dump's pipeline, and its messages. Of a batch's, only the batch's own entry tells a state."""
+    """The ranks of a dump's pipeline, and its messages. Of a batch's, only the batch's own entry
+    tells a state.
+    """
     messages, ranks, before = [], [], 0
-    ended = {e["p2p_seq_id"]: e["state"] for e in data["entries"] if e["profiling_name"] == "nccl:coalesced"}
+    ended = {
+        e["p2p_seq_id"]: e["state"]
+        for e in data["entries"]
+        if e["profiling_name"] == "nccl:coalesced"
+    }
     for entry in data["entries"]:
         if match := _MESSAGE.match(entry["profiling_name"]):
             if not messages:
@@ -74,9 +92,15 @@ def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
                     before = entry["op_id"] - 1 - entry.get("collective_seq_id", 0)
                 elif lost := min(each["record_id"] for each in data["entries"]):
                     raise ValueError(
-                        f"the first {lost} operations are lost, and this torch doesn't number them: {_REMEDY}"
+                        f"the first {lost} operations are lost, and this torch doesn't number "
+                        f"them: {_REMEDY}"
                     )
-            messages.append(((match[1], int(match[3])), ended.get(entry["p2p_seq_id"], entry["state"]) == "completed"))
+            messages.append(
+                (
+                    (match[1], int(match[3])),
+                    ended.get(entry["p2p_seq_id"], entry["state"]) == "completed",
+                )
+            )
             ranks = json.loads(data["pg_config"][entry["process_group"][0]]["ranks"])
     return tuple(ranks), _Dump(messages, before)
 
@@ -86,7 +110,8 @@ class _Row(NamedTuple):
 
     first: int  # the number of its first action
     length: int
-    streams: dict[Stream, list[tuple[int, int]]]  # of each message of a step: what makes it, and what uses it
+    # of each message of a step: what makes it, and what uses it
+    streams: dict[Stream, list[tuple[int, int]]]
 
     def place(self, stream: Stream, number: int) -> tuple[int, int, int]:
         """The step of a stream's message, what makes it, and what uses it."""
@@ -110,8 +135,9 @@ def _rows(schedule: Schedule) -> list[_Row]:
 
 
 def _numbers(dump: _Dump, row: _Row) -> tuple[list[int], dict[Stream, int]] | None:
-    """Each message's number on its stream, from the job's first step on, and the number that would be next on each;
-    None where the messages don't tell."""
+    """Each message's number on its stream, from the job's first step on, and the number that would
+    be next on each; None where the messages don't tell.
+    """
     step = sum(map(len, row.streams.values()))
     left = -dump.lost % step  # of the step in which they begin
     if len(dump.messages) < left:
@@ -135,13 +161,22 @@ def _numbers(dump: _Dump, row: _Row) -> tuple[list[int], dict[Stream, int]] | No
 def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) -> Iterator[str]:
     """A line for each rank of a pipeline, and one for what was lost."""
     rows, items = _rows(schedule), [*chain(*schedule.rows)]
-    makers = {maker for row in rows for (way, _), found in row.streams.items() if way == "send" for maker, _ in found}
+    makers = {
+        maker
+        for row in rows
+        for (way, _), found in row.streams.items()
+        if way == "send"
+        for maker, _ in found
+    }
     numbers = {}
     for place, rank in enumerate(ranks):
         if rank in dumps:
-            if other := {peer for (_, peer), _ in dumps[rank].messages} - {peer for _, peer in rows[place].streams}:
+            if other := {peer for (_, peer), _ in dumps[rank].messages} - {
+                peer for _, peer in rows[place].streams
+            }:
                 raise ValueError(
-                    f"rank {rank} has messages with rank {ranks[min(other)]}, and in {schedule.name} it has none: that "
+                    f"rank {rank} has messages with rank {ranks[min(other)]}, and in "
+                    f"{schedule.name} it has none: that "
                     "isn't what ran"
                 )
             numbers[rank] = _numbers(dumps[rank], rows[place])
@@ -152,7 +187,8 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
         if numbers[rank] is None:
             enough = 4 * sum(map(len, rows[place].streams.values()))  # of two steps, in batches
             yield (
-                f"rank {rank}: its last {plural(len(dumps[rank].messages), 'message')} don't tell where it is, since "
+                f"rank {rank}: its last {plural(len(dumps[rank].messages), 'message')} don't tell "
+                "where it is, since "
                 f"they aren't a whole step's in the order of its row: {_REMEDY} to {enough} or more"
             )
             continue
@@ -168,18 +204,26 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
         if waiting:
             way, _, user, maker, peer, number = min(waiting)
             if way == "recv":
-                what = f"waits in {items[user]} for what {items[maker]} gives, which rank {ranks[peer]} "
+                what = (
+                    f"waits in {items[user]} for what {items[maker]} gives, which rank "
+                    f"{ranks[peer]} "
+                )
                 theirs = numbers.get(ranks[peer])
                 if theirs is None:
                     what += "may have sent"
                 else:
-                    what += "hasn't sent" if number >= theirs[1]["send", place] else "has sent, so look at their link"
+                    what += (
+                        "hasn't sent"
+                        if number >= theirs[1]["send", place]
+                        else "has sent, so look at their link"
+                    )
             else:
                 what += f", and rank {ranks[peer]} hasn't taken what {items[maker]} gives"
         yield f"rank {rank} {what}"
     lost = [dumps[rank].lost for rank in numbers]
     if max(lost):
         yield (
-            f"The dumps have lost the first {min(lost):,} to {max(lost):,} messages of each rank, which are taken to "
+            f"The dumps have lost the first {min(lost):,} to {max(lost):,} messages of each rank, "
+            "which are taken to "
             "have arrived."
         )

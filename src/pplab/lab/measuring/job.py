@@ -1,13 +1,15 @@
-"""A recorded job as one graph: every event of every rank, replica and step, each with the time that it took itself.
+"""A recorded job as one graph: every event of every rank, replica and step, each with the time that
+it took itself.
 
-There are three such times, and nobody's waiting is one of them, because waiting follows from the others:
+There are three such times, and nobody's waiting is one of them, because waiting follows from the
+others:
 
-    an action or other work     how long it lasted
-    a message                   its transit: from when it was both sent and asked for until it was there
-    a rank's own gap            how long an event began after all that the rank may have waited for
+    an action or other work   how long it lasted
+    a message                 its transit, since it was both sent and asked for
+    a rank's own gap          how long an event began after all that the rank may have waited for
 
-`TracedJob.replay` lets the graph run: without a change each step ends when it did, and with a change, whenever it would
-have.
+`TracedJob.replay` lets the graph run: without a change each step ends when it did, and with a
+change, whenever it would have.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ ACTION, ASK, SEND, SUM, OTHER = "action", "ask", "send", "sum", "other"
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """Something that a rank did. `gap` is its own gap before it, and `needs` what it may have waited for, each with how
-    long after its arrival the rank knew it."""
+    """Something that a rank did. `gap` is its own gap before it, and `needs` what it may have
+    waited for, each with how long after its arrival the rank knew it.
+    """
 
     rank: int
     kind: str
@@ -35,7 +38,8 @@ class Event:
     start: float
     end: float
     step: int = 0  # the step that it is in, or before
-    before: Event | None = field(default=None, repr=False)  # of the rank's earlier events that which ended last
+    # of the rank's earlier events that which ended last
+    before: Event | None = field(default=None, repr=False)
     needs: list[tuple[Message, float]] = field(default_factory=list, repr=False)
     gap: float = 0.0
 
@@ -52,7 +56,8 @@ class Message:
     posts: list[Event]
     there: float
     transit: float = 0.0
-    bound: bool = False  # it was asked for after it was sent, or nobody knows when: it took at most that
+    # it was asked for after it was sent, or nobody knows when: it took at most that
+    bound: bool = False
 
     def __post_init__(self) -> None:
         self.transit = self.there - max(map(_posted, self.posts))
@@ -84,14 +89,17 @@ def _shorter(one: Mapping, other: Mapping) -> dict:
 
 
 class _Graph:
-    """All events and messages of a job, numbered so that each comes behind what it needs. Number 0 is the zero of the
-    job's clock. What is posted takes no time, so that whatever needs something waits for its end."""
+    """All events and messages of a job, numbered so that each comes behind what it needs. Number 0
+    is the zero of the job's clock. What is posted takes no time, so that whatever needs something
+    waits for its end.
+    """
 
     def __init__(self, ends: list[list[int]]) -> None:
         self.ends = ends  # of each step: its actions
         self.number: dict[Event | Message, int] = {}
         self.things: list[Any] = [None]
-        self.firsts, self.knowns = [0], [0.0]  # something that each needs, and how long after its end it is known
+        # something that each needs, and how long after its end it is known
+        self.firsts, self.knowns = [0], [0.0]
         self.others: list[Sequence[tuple[int, float]]] = [()]  # the same of what else it needs
         self.gaps, self.takes = [0.0], [0.0]
 
@@ -114,13 +122,16 @@ class _Graph:
 
 @dataclass(frozen=True)
 class TracedJob:
-    """All that traces tell of a job. Ranks are the job's own, and times are in ms from its first event on."""
+    """All that traces tell of a job. Ranks are the job's own, and times are in ms from its first
+    event on.
+    """
 
     pipelines: tuple[tuple[int, ...], ...]
     stages: Mapping[int, tuple[int, ...]]  # of each rank
     rows: Mapping[int, Sequence[Event]] = field(repr=False)  # of each rank, in order
     messages: Sequence[Message] = field(repr=False)
-    timelines: tuple[Timeline, ...] = field(repr=False)  # of the slowest pipeline, one for each step
+    # of the slowest pipeline, one for each step
+    timelines: tuple[Timeline, ...] = field(repr=False)
     iterations: tuple[tuple[int, int], ...]  # the steps at whose ends one begins and ends
     watched: bool  # whether actions are computing alone
     notes: tuple[str, ...]
@@ -140,10 +151,16 @@ class TracedJob:
         while moved:
             moved = False
             for rank, row in self.rows.items():
-                while at[rank] < len(row) and all([message in number for message, _ in row[at[rank]].needs]):
+                while at[rank] < len(row) and all(
+                    [message in number for message, _ in row[at[rank]].needs]
+                ):
                     event = row[at[rank]]
                     # a rank's first event is there without having waited for anything of its own
-                    since = (number[event.before], 0.0) if event.before else (0, event.start - event.gap)
+                    since = (
+                        (number[event.before], 0.0)
+                        if event.before
+                        else (0, event.start - event.gap)
+                    )
                     needs = [(number[message], known) for message, known in event.needs]
                     graph.add(event, since, needs, event.gap, event.duration)
                     if event.kind == ACTION:
@@ -155,7 +172,9 @@ class TracedJob:
                     at[rank] += 1
                     moved = True
         if stuck := [row[at[rank]].name for rank, row in self.rows.items() if at[rank] < len(row)]:
-            raise ValueError(f"these events wait for each other, so the traces are of different runs: {stuck}")
+            raise ValueError(
+                f"these events wait for each other, so the traces are of different runs: {stuck}"
+            )
         return graph
 
     def _times(self, change: Change) -> list[float]:
@@ -183,12 +202,16 @@ class TracedJob:
         return [max(times[end] for end in of_step) for of_step in self._graph.ends]
 
     def critical(self, change: Change) -> list[set[Event | Message]]:
-        """What the last iteration's end waited for, one behind the other; of each of the files that hold steps.
+        """What the last iteration's end waited for, one behind the other; of each of the files that
+        hold steps.
 
-        Without some of it the job ends earlier by no more than that took, and without anything else not at all.
+        Without some of it the job ends earlier by no more than that took, and without anything else
+        not at all.
         """
         graph, times, found = self._graph, self._times(change), []
-        for step in {end for _, end in self.iterations} - {start for start, _ in self.iterations} or {0}:
+        for step in {end for _, end in self.iterations} - {
+            start for start, _ in self.iterations
+        } or {0}:
             at, path = max(graph.ends[step], key=times.__getitem__), set()
             while at:
                 path.add(graph.things[at])

@@ -18,7 +18,8 @@ from .job import ACTION, ASK, OTHER, SEND, SUM, Event, Message, TracedJob
 from .trace_file import RECORD, Post, Trace
 from .traces import Step, clocks_ahead, cut, pipelines_of, timeline_of, traces_in, whole_steps
 
-_SEEN_MS = 0.5  # gloo ends a send's span in its wait, which may come long after the message: it counts this much
+# gloo ends a send's span in its wait, which may come long after the message: it counts this much
+_SEEN_MS = 0.5
 _TOGETHER_MS = 1.0  # operators that follow each other within this are one event
 _CLOSE_MS = 0.2  # how far a kernel's start may be from the action before or after it
 _EXACT_MS = 0.02  # by which spans of one rank may overlap
@@ -49,11 +50,13 @@ class _Rank:
     rank: int
     traces: list[Trace]
     shift: float  # from a trace's clock to the job's
-    order: Mapping[str, int]  # in which torch's interpreter sends and asks; empty where something else ran it
+    # in which torch's interpreter sends and asks; empty where something else ran it
+    order: Mapping[str, int]
     row: list[Event] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=list)  # its first start and last end
     files: list[int] = field(default_factory=list)  # which trace each step is in
-    done: list[tuple[float, Message, Event | None]] = field(default_factory=list)  # what it may have waited for
+    # what it may have waited for
+    done: list[tuple[float, Message, Event | None]] = field(default_factory=list)
 
     def posts(self, what: str) -> list[Post]:
         found = chain(*(getattr(trace, what) for trace in self.traces))
@@ -69,16 +72,18 @@ class _Rank:
 
 
 def read_traces(*places: str | Path) -> TracedJob:
-    """Read the traces of all ranks of a job, of files or of folders with files inside: .json or .json.gz.
+    """Read the traces of all ranks of a job, of files or of folders with files inside: .json or
+    .json.gz.
 
-    They are Chrome traces of torch.profiler, of torch's pipelining in all its classes, of torchtitan, which uses them,
-    and of `lab.Profile`. Each may hold several steps, and a rank may have several. Steps that aren't whole on every
-    rank are left out, evaluations, too. Torch's process groups tell the pipelines apart. Ranks of one host share a
-    clock; clocks of several hosts are tied by messages both ways. `timelines` has the steps of the slowest pipeline,
-    with the wait for an action's message in `Timeline.others`, where the trace shows it.
+    They are Chrome traces of torch.profiler, of torch's pipelining in all its classes, of
+    torchtitan, which uses them, and of `lab.Profile`. Each may hold several steps, and a rank may
+    have several. Steps that aren't whole on every rank are left out, evaluations, too. Torch's
+    process groups tell the pipelines apart. Ranks of one host share a clock; clocks of several
+    hosts are tied by messages both ways. `timelines` has the steps of the slowest pipeline, with
+    the wait for an action's message in `Timeline.others`, where the trace shows it.
 
-    Raises ValueError for what isn't such a trace, for ranks or stages that are missing or there twice, and OSError for
-    a file that can't be opened. An error says how to record what is missing.
+    Raises ValueError for what isn't such a trace, for ranks or stages that are missing or there
+    twice, and OSError for a file that can't be opened. An error says how to record what is missing.
     """
     traces = sorted(traces_in(places), key=lambda trace: trace.dids[0].start)
     notes = sorted({note for trace in traces for note in trace.notes})
@@ -88,14 +93,21 @@ def read_traces(*places: str | Path) -> TracedJob:
     items = {rank: {str(did.item) for did in chain(*steps[rank])} for rank in sorted(steps)}
     pipelines = pipelines_of(items, traces)
     if alone := [str(rank) for rank in items if rank not in chain(*pipelines)]:
-        raise ValueError(f"ranks {', '.join(alone)} are in no whole pipeline: give the traces of all ranks. {RECORD}")
+        raise ValueError(
+            f"ranks {', '.join(alone)} are in no whole pipeline: give the traces of all ranks. "
+            f"{RECORD}"
+        )
     matched = []
     for ranks in pipelines:
         found, why = whole_steps([steps[rank] for rank in ranks])
         if not found:
-            raise ValueError(f"ranks {ranks} have no step with all forwards and backwards: {why}. {RECORD}")
+            raise ValueError(
+                f"ranks {ranks} have no step with all forwards and backwards: {why}. {RECORD}"
+            )
         if left := max(len(steps[rank]) for rank in ranks) - len(found):
-            notes.append(f"steps left out that aren't whole on every rank, or have forwards alone: {left}")
+            notes.append(
+                f"steps left out that aren't whole on every rank, or have forwards alone: {left}"
+            )
         matched.append(found)
     members, ahead = _ranks(traces, pipelines, matched, notes)
     measured = [
@@ -105,7 +117,9 @@ def read_traces(*places: str | Path) -> TracedJob:
     slowest = max(measured, key=lambda steps: fmean(step.makespan for step in steps))
     if len(measured) > 1:
         ranks = ", ".join(map(str, pipelines[measured.index(slowest)]))
-        notes.append(f"single steps are those of the slowest of {len(measured)} pipelines, of ranks {ranks}")
+        notes.append(
+            f"single steps are those of the slowest of {len(measured)} pipelines, of ranks {ranks}"
+        )
     count = min(map(len, matched))
     sent = []
     for ranks, found in zip(pipelines, matched, strict=True):
@@ -113,7 +127,9 @@ def read_traces(*places: str | Path) -> TracedJob:
             sent += _actions([members[rank] for rank in ranks], schedule, step)
     messages = _messages(members, sent)
     stages = {
-        rank: tuple(sorted({action.stage for did in chain(*steps[rank]) for action in parts(did.item)}))
+        rank: tuple(
+            sorted({action.stage for did in chain(*steps[rank]) for action in parts(did.item)})
+        )
         for rank in members
     }
     messages += _sums(members, stages)
@@ -124,14 +140,26 @@ def read_traces(*places: str | Path) -> TracedJob:
     files = next(iter(members.values())).files
     iterations = tuple((a, b) for a, b in pairwise(range(count)) if files[a] == files[b])
     if not iterations:
-        notes.append("one step alone doesn't tell what is between steps, nor an error: record three or more")
+        notes.append(
+            "one step alone doesn't tell what is between steps, nor an error: record three or more"
+        )
     if not (watched := all(trace.watched for trace in traces)):
         notes.append(
-            "without lab.watch_torch an action's time is from its first operator to its last, so pauses, links and "
+            "without lab.watch_torch an action's time is from its first operator to its last, so "
+            "pauses, links and "
             "late ranks can't be told apart"
         )
     rows = {rank: member.row for rank, member in members.items()}
-    return TracedJob(tuple(map(tuple, pipelines)), stages, rows, messages, slowest, iterations, watched, tuple(notes))
+    return TracedJob(
+        tuple(map(tuple, pipelines)),
+        stages,
+        rows,
+        messages,
+        slowest,
+        iterations,
+        watched,
+        tuple(notes),
+    )
 
 
 def _ranks(
@@ -140,22 +168,33 @@ def _ranks(
     matched: Sequence[Sequence[tuple[Schedule, list[Step]]]],
     notes: list[str],
 ) -> tuple[dict[int, _Rank], dict[int, float]]:
-    """Every rank with, where torch's interpreter ran it, its order of messages; and how far its clock is ahead."""
+    """Every rank with, where torch's interpreter ran it, its order of messages; and how far its
+    clock is ahead.
+    """
     ahead, order = {}, {}
     for ranks, found in zip(pipelines, matched, strict=True):
         hosts = [next(trace.host for trace in traces if trace.rank == rank) for rank in ranks]
         ahead.update(zip(ranks, clocks_ahead(found, hosts, notes), strict=True))
-        rows = _torchs_order(found[0][0]) if any(trace.by_rows for trace in traces) else [{}] * len(ranks)
+        rows = (
+            _torchs_order(found[0][0])
+            if any(trace.by_rows for trace in traces)
+            else [{}] * len(ranks)
+        )
         order.update(zip(ranks, rows, strict=True))
     if len(pipelines) > 1 and len({trace.host for trace in traces}) > 1:
-        notes.append("clocks are tied within each pipeline alone, so waits for replicas on other hosts may be wrong")
+        notes.append(
+            "clocks are tied within each pipeline alone, so waits for replicas on other hosts may "
+            "be wrong"
+        )
     zero = min(
         row[0].start - ahead[rank]
         for ranks, found in zip(pipelines, matched, strict=True)
         for rank, row in zip(ranks, found[0][1], strict=True)
     )
     members = {
-        rank: _Rank(rank, [trace for trace in traces if trace.rank == rank], zero + ahead[rank], order[rank])
+        rank: _Rank(
+            rank, [trace for trace in traces if trace.rank == rank], zero + ahead[rank], order[rank]
+        )
         for rank in sorted(ahead)
     }
     return members, ahead
@@ -182,7 +221,9 @@ def _actions(members: Sequence[_Rank], schedule: Schedule, step: Sequence[Step])
             made.append(member.add(ACTION, str(did.item), span, number))
         member.steps.append((made[-len(row)].start, made[-1].end))
         traces = enumerate(member.traces)
-        member.files.append(max((n for n, trace in traces if trace.dids[0].start <= row[0].start), default=0))
+        member.files.append(
+            max((n for n, trace in traces if trace.dids[0].start <= row[0].start), default=0)
+        )
     graph, sent = schedule.graph, []
     for i, user in enumerate(made):
         for used, maker in graph.awaited(i):
@@ -211,8 +252,12 @@ def _messages(members: Mapping[int, _Rank], sent: Sequence[_Sent]) -> list[Messa
                 _join_kernels(sorted({*asked, *handed}), incoming, outgoing)
                 continue
             order = member.order
-            incoming.sort(key=lambda each: order.get(each.row(True), 0) if order else each.user.start)  # noqa: B023
-            outgoing.sort(key=lambda each: order.get(each.row(False), 0) if order else each.maker.end)  # noqa: B023
+            incoming.sort(
+                key=lambda each: order.get(each.row(True), 0) if order else each.user.start
+            )  # noqa: B023
+            outgoing.sort(
+                key=lambda each: order.get(each.row(False), 0) if order else each.maker.end
+            )  # noqa: B023
             posted = asked[-len(incoming) :]
             if len(posted) == len(incoming):
                 for each, post in zip(incoming, posted, strict=True):
@@ -224,28 +269,47 @@ def _messages(members: Mapping[int, _Rank], sent: Sequence[_Sent]) -> list[Messa
     return [_message(members[each.maker.rank], members[each.user.rank], each) for each in sent]
 
 
-def _join_kernels(kernels: Sequence[Post], incoming: Sequence[_Sent], outgoing: Sequence[_Sent]) -> None:
-    """A kernel sends and receives at once: the first after an action sends, the last before an action receives."""
+def _join_kernels(
+    kernels: Sequence[Post], incoming: Sequence[_Sent], outgoing: Sequence[_Sent]
+) -> None:
+    """A kernel sends and receives at once: the first after an action sends, the last before an
+    action receives.
+    """
     for each in outgoing:
-        each.sent = next((post for post in kernels if post.start >= each.maker.end - _CLOSE_MS), None)
+        each.sent = next(
+            (post for post in kernels if post.start >= each.maker.end - _CLOSE_MS), None
+        )
     for each in incoming:
-        each.asked = next((post for post in reversed(kernels) if post.end <= each.user.start + _CLOSE_MS), None)
+        each.asked = next(
+            (post for post in reversed(kernels) if post.end <= each.user.start + _CLOSE_MS), None
+        )
 
 
 def _message(source: _Rank, target: _Rank, each: _Sent) -> Message:
     posts, there = [each.maker], each.user.start
     if each.sent:
-        posts = [source.add(SEND, f"send to {each.used}", Post(each.sent.start, each.sent.start), each.step)]
+        posts = [
+            source.add(
+                SEND, f"send to {each.used}", Post(each.sent.start, each.sent.start), each.step
+            )
+        ]
     if each.asked:
-        posts.append(target.add(ASK, f"ask for {each.used}", Post(each.asked.start, each.asked.start), each.step))
+        posts.append(
+            target.add(
+                ASK, f"ask for {each.used}", Post(each.asked.start, each.asked.start), each.step
+            )
+        )
         there = each.asked.end
     message = Message((source.rank, target.rank), posts, there)
     handed = each.sent.start if each.sent else each.maker.end
     message.bound = each.asked is None or each.asked.start > handed
     target.done.append((there, message, each.user))
-    if each.sent and each.sent.end >= posts[-1].start:  # else it was buffered, and its sender waited for nobody
+    # else it was buffered, and its sender waited for nobody
+    if each.sent and each.sent.end >= posts[-1].start:
         source.done.append((each.sent.end, message, None))
-    elif source.order and each.asked and not each.sent:  # the interpreter waits for what it sends, at the step's end
+    elif (
+        source.order and each.asked and not each.sent
+    ):  # the interpreter waits for what it sends, at the step's end
         source.done.append((there, message, None))
     return message
 
@@ -262,7 +326,9 @@ def _sums(members: Mapping[int, _Rank], stages: Mapping[int, tuple[int, ...]]) -
             posts = []
             for rank, post in zip(ranks, handed, strict=True):
                 step = members[rank].step_at(post.start)
-                posts.append(members[rank].add(SUM, "sum over replicas", Post(post.start, post.start), step))
+                posts.append(
+                    members[rank].add(SUM, "sum over replicas", Post(post.start, post.start), step)
+                )
             found.append(Message(None, posts, max(post.end for post in handed)))
             for rank, post in zip(ranks, handed, strict=True):
                 members[rank].done.append((post.end, found[-1], None))
@@ -270,14 +336,18 @@ def _sums(members: Mapping[int, _Rank], stages: Mapping[int, tuple[int, ...]]) -
 
 
 def _others(member: _Rank) -> None:
-    """What the rank did between its steps, by name: spans that aren't inside others, neighbouring operators as one."""
+    """What the rank did between its steps, by name: spans that aren't inside others, neighbouring
+    operators as one.
+    """
     last: Event | None = None
     everything = chain(*(trace.others for trace in member.traces))
     for name, post in everything:
         start, end = post.start - member.shift, post.end - member.shift
         step = member.step_at(start)
         before = member.steps[step - 1][1] if step else inf
-        if not (before <= start and end <= member.steps[step][0]) or (last and end <= last.end + _EXACT_MS):
+        if not (before <= start and end <= member.steps[step][0]) or (
+            last and end <= last.end + _EXACT_MS
+        ):
             continue
         if last and "::" in last.name and "::" in name and start <= last.end + _TOGETHER_MS:
             last.end = end
@@ -286,7 +356,9 @@ def _others(member: _Rank) -> None:
 
 
 def _link(member: _Rank) -> None:
-    """Put a rank's events in order, and find what each may have waited for and what its own gap is."""
+    """Put a rank's events in order, and find what each may have waited for and what its own gap
+    is.
+    """
     member.row.sort(key=lambda event: (event.start, event.kind == ACTION))
     done = sorted(member.done, key=lambda each: each[0])
     by_user = defaultdict(list)
@@ -297,7 +369,8 @@ def _link(member: _Rank) -> None:
         event.before = before
         while passed < len(done) and done[passed][0] <= event.start + _EXACT_MS:
             end, message, _ = done[passed]
-            # torch's interpreter waits for a message only where it is used, and for sums and sends at a step's end
+            # torch's interpreter waits for a message only where it is used, and for sums and sends
+            # at a step's end
             if member.order and event.kind != OTHER:
                 break
             if any(post.start >= event.start for post in message.posts):
@@ -309,7 +382,8 @@ def _link(member: _Rank) -> None:
             if all(message is not needed for needed, _ in event.needs):
                 event.needs.append((message, 0.0))
         _set_gap(event)
-        if before is None or event.end >= before.end:  # a kernel of messages may run during an action
+        # a kernel of messages may run during an action
+        if before is None or event.end >= before.end:
             before = event
 
 
@@ -320,7 +394,8 @@ def _set_gap(event: Event) -> None:
 
 
 def _bound(members: Mapping[int, _Rank], messages: Sequence[Message]) -> None:
-    """Where torch's interpreter asked for a message early and found it there, gloo's span tells only when it looked.
+    """Where torch's interpreter asked for a message early and found it there, gloo's span tells
+    only when it looked.
 
     The message gets its link's usual transit, and the rank has the rest as its own gap.
     """
@@ -328,7 +403,11 @@ def _bound(members: Mapping[int, _Rank], messages: Sequence[Message]) -> None:
     for member in members.values():
         for event in member.row if member.order else ():
             for message, _ in event.needs:
-                if event.kind == ACTION and event.before and message.there - event.before.end < _SEEN_MS:
+                if (
+                    event.kind == ACTION
+                    and event.before
+                    and message.there - event.before.end < _SEEN_MS
+                ):
                     if message.transit > 1 and message.pair:
                         looked.add(message)
     known = defaultdict(list)

@@ -1,14 +1,15 @@
 """What a step would take in other orders of the same actions, from steps that ran.
 
-Every prediction is made several times: each time the actions take what they took in one of the steps, drawn anew for
-each microbatch. Torch's Schedule1F1B and ScheduleGPipe wait for what they send, which makes ranks start late. So each
-order is predicted without such waits, with them, and with them instead of all lateness, as far as the steps that ran
-don't rule one of the three out. A link whose messages nobody waited for is taken to be as fast as its
-other direction, and as slow as it may be. The error of a prediction is a sum, in shares of the step:
+Every prediction is made several times: each time the actions take what they took in one of the
+steps, drawn anew for each microbatch. Torch's Schedule1F1B and ScheduleGPipe wait for what they
+send, which makes ranks start late. So each order is predicted without such waits, with them, and
+with them instead of all lateness, as far as the steps that ran don't rule one of the three out. A
+link whose messages nobody waited for is taken to be as fast as its other direction, and as slow as
+it may be. The error of a prediction is a sum, in shares of the step:
 
-    of the replay   how far the steps that ran, predicted in the same way, are from what was measured
-    of the steps    twice the standard error of the predictions
-    of the machine  half of what lies between the ways to send and the bounds of the links
+    of the replay  how far the steps that ran, predicted in the same way, are from what was measured
+    of the steps   twice the standard error of the predictions
+    of the machine half of what lies between the ways to send and the bounds of the links
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ from ..streams import SENDS, simulator_of
 from .attribution import calibrate
 from .deliveries import observe
 
-_DRAWS, _WORK = 8, 10_000  # predictions of a step, fewer where all of them would have more actions than that
-_WAYS = (SENDS[0], True), (SENDS[1], True), (SENDS[1], False)  # who waits, and whether ranks are late besides
-_NEAR = 0.01  # of a step: ways to send whose replays are so close to what was measured aren't ruled out
+# predictions of a step, fewer where all of them would have more actions than that
+_DRAWS, _WORK = 8, 10_000
+# who waits, and whether ranks are late besides
+_WAYS = (SENDS[0], True), (SENDS[1], True), (SENDS[1], False)
+# of a step: ways to send whose replays are so close to what was measured aren't ruled out
+_NEAR = 0.01
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,9 @@ def table_of(rows: Sequence[WhatIf]) -> Table:
 
 
 def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
-    """Predict every registered schedule of the same stages whose actions' durations the steps tell, and twice and half
-    as many microbatches of the same size. The first row changes nothing, so its error is that of the replay.
+    """Predict every registered schedule of the same stages whose actions' durations the steps tell,
+    and twice and half as many microbatches of the same size. The first row changes nothing, so its
+    error is that of the replay.
     """
     steps, own = sorted(steps, key=end_of), steps[0].schedule
     draws = max(1, min(_DRAWS, _WORK // len(steps[0].spans)))
@@ -72,10 +77,16 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
     took = fmean(step.makespan for step in steps)
     simulators = {sends: _simulator(own, sends) for sends, _ in _WAYS}
     replays = {
-        (sends, late): [_runs(simulators[sends], machine(draw, own.num_microbatches), late) for draw in range(draws)]
+        (sends, late): [
+            _runs(simulators[sends], machine(draw, own.num_microbatches), late)
+            for draw in range(draws)
+        ]
         for sends, late in _WAYS
     }
-    off = {way: abs(fmean(run.makespan for runs in found for run in runs) / took - 1) for way, found in replays.items()}
+    off = {
+        way: abs(fmean(run.makespan for runs in found for run in runs) / took - 1)
+        for way, found in replays.items()
+    }
     nearest = min(off, key=off.__getitem__)
     noise = _noise([run.makespan / took for run, _ in replays[nearest]], len(steps))
     ways = [way for way in _WAYS if off[way] <= off[nearest] + noise + _NEAR]
@@ -88,7 +99,9 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
             for way in ways:
                 runs = _runs(simulators[way[0]], machine(draw, M), way[1])
                 for bound, (run, before) in enumerate(zip(runs, replays[way][draw], strict=True)):
-                    changes[way, bound].append(run.makespan / M / (before.makespan / own.num_microbatches) - 1)
+                    changes[way, bound].append(
+                        run.makespan / M / (before.makespan / own.num_microbatches) - 1
+                    )
         means = [fmean(found) for found in changes.values()]
         error = off[nearest] + max(_noise(found, len(steps)) for found in changes.values())
         error += (max(means) - min(means)) / 2
@@ -106,8 +119,8 @@ def _noise(found: Sequence[float], count: int) -> float:
 
 
 def _machine(step: Timeline, costs: Costs, num_microbatches: int, random: Random) -> list[Costs]:
-    """What a step's actions took, drawn anew for each microbatch, its links as fast as may be, then as slow. `costs`:
-    the step's, as `calibrate` tells them.
+    """What a step's actions took, drawn anew for each microbatch, its links as fast as may be, then
+    as slow. `costs`: the step's, as `calibrate` tells them.
     """
     lasted = defaultdict(list)
     for span in step.spans:
@@ -128,7 +141,9 @@ def _machine(step: Timeline, costs: Costs, num_microbatches: int, random: Random
     costs = replace(costs, **{name: drawn(name, kind) for name, kind in names.items()})
     messages = observe(step)[0]
     told = {
-        pair: costs.links[pair].latency for pair, found in messages.items() if any(message.waited for message in found)
+        pair: costs.links[pair].latency
+        for pair, found in messages.items()
+        if any(message.waited for message in found)
     }
     fast = {
         (source, target): replace(link, latency=min(link.latency, told.get((target, source), 0.0)))
@@ -145,16 +160,21 @@ def _simulator(schedule: Schedule, sends: str) -> Callable[[Costs | None], Timel
         return simulator_of(schedule, SENDS[0])
 
 
-def _runs(simulated: Callable[[Costs | None], Timeline], machine: Sequence[Costs], late: bool) -> list[Timeline]:
+def _runs(
+    simulated: Callable[[Costs | None], Timeline], machine: Sequence[Costs], late: bool
+) -> list[Timeline]:
     fast, slow = machine if late else [replace(costs, overhead=0) for costs in machine]
     run = simulated(slow)
     return [run if fast == slow else simulated(fast), run]
 
 
 def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
-    """What ran with other numbers of microbatches, if it is a registered schedule; then all others of its stages."""
+    """What ran with other numbers of microbatches, if it is a registered schedule; then all others
+    of its stages.
+    """
     P, M, V = own.num_ranks, own.num_microbatches, own.num_stages // own.num_ranks
-    without = {"slices", "stages_per_rank"} if V == 1 else {"slices"}  # of sequences, which would be other microbatches
+    # of sequences, which would be other microbatches
+    without = {"slices", "stages_per_rank"} if V == 1 else {"slices"}
     told = {*own.columns.kinds, B}  # which lasts as long as its halves
 
     def by(builder: Builder, count: int) -> Schedule | None:
@@ -165,7 +185,9 @@ def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
     for builder in known():
         # a search for a large one takes long, and its kinds are the same
         small = next(built([builder], 2, 4, {}), None)
-        if without.isdisjoint(builder.options) and (small is None or told.issuperset(small.columns.kinds)):
+        if without.isdisjoint(builder.options) and (
+            small is None or told.issuperset(small.columns.kinds)
+        ):
             if schedule := by(builder, M):
                 found.append((builder, schedule))
     for builder, schedule in found:
@@ -173,6 +195,10 @@ def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
             if other := by(builder, count):
                 yield f"{builder.name}, {count} microbatches", other
     for _, schedule in found:
-        if schedule not in seen and schedule.placement == own.placement and told.issuperset(schedule.columns.kinds):
+        if (
+            schedule not in seen
+            and schedule.placement == own.placement
+            and told.issuperset(schedule.columns.kinds)
+        ):
             seen.append(schedule)
             yield schedule.name, schedule

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 from ...runtime import cuda
 
 
-def message_times(context: RankContext, num_bytes: int, count: int = 20, pair: tuple[int, int] = (0, 1)) -> list[float]:
-    """The first rank of a pair sends `num_bytes` to the second and back, `count` times, over a fresh channel; returns,
-    on the first, each round trip's half in milliseconds. The first trip shows what a channel costs that nobody has
-    warmed up."""
+def message_times(
+    context: RankContext, num_bytes: int, count: int = 20, pair: tuple[int, int] = (0, 1)
+) -> list[float]:
+    """The first rank of a pair sends `num_bytes` to the second and back, `count` times, over a
+    fresh channel; returns, on the first, each round trip's half in milliseconds. The first trip
+    shows what a channel costs that nobody has warmed up.
+    """
     one, other = pair
     down, up = context.channel(one, other), context.channel(other, one)
     message = torch.zeros(num_bytes, dtype=torch.uint8, device=context.wire)
@@ -43,9 +46,13 @@ def message_times(context: RankContext, num_bytes: int, count: int = 20, pair: t
     return times
 
 
-def multiply_times(context: RankContext, ranks: Sequence[int], size: int = 512, count: int = 20) -> list[float]:
-    """The ranks in `ranks` multiply matrices at the same time; returns each product's time in milliseconds. Against
-    one rank alone it says how much of another core, or of the GPU, there really is."""
+def multiply_times(
+    context: RankContext, ranks: Sequence[int], size: int = 512, count: int = 20
+) -> list[float]:
+    """The ranks in `ranks` multiply matrices at the same time; returns each product's time in
+    milliseconds. Against one rank alone it says how much of another core, or of the GPU, there
+    really is.
+    """
     x = torch.randn(size, size, device=context.device)
     times = []
     dist.barrier()
@@ -60,10 +67,11 @@ def multiply_times(context: RankContext, ranks: Sequence[int], size: int = 512, 
 
 
 def fit_link(times_ms: Mapping[int, float]) -> Link:
-    """The latency (ms) and bandwidth (bytes per ms) by which messages of these sizes in bytes take these times.
+    """The latency (ms) and bandwidth (bytes per ms) by which messages of these sizes in bytes take
+    these times.
 
-    A straight line with the least sum of squared relative errors: without "relative" the largest size would decide
-    alone. ValueError for fewer than two sizes.
+    A straight line with the least sum of squared relative errors: without "relative" the largest
+    size would decide alone. ValueError for fewer than two sizes.
     """
     if len(times_ms) < 2:
         raise ValueError(f"a line needs messages of at least two sizes, got {len(times_ms)}")
@@ -76,12 +84,16 @@ def fit_link(times_ms: Mapping[int, float]) -> Link:
 def measure_link(
     pool: Pool, sizes: Sequence[int] | None = None, count: int = 20, pair: tuple[int, int] = (0, 1)
 ) -> Link:
-    """The link between two ranks of a pool, as `torch.distributed` uses it: from the median time of each size in bytes.
+    """The link between two ranks of a pool, as `torch.distributed` uses it: from the median time of
+    each size in bytes.
 
-    Where none are given they go up to 2 MiB, and over NCCL to 64 MiB. ValueError for a pair that isn't in the pool.
+    Where none are given they go up to 2 MiB, and over NCCL to 64 MiB. ValueError for a pair that
+    isn't in the pool.
     """
     if len(set(pair)) != 2 or not set(pair) <= set(range(pool.num_ranks)):
-        raise ValueError(f"pair must be two different ranks of 0 to {pool.num_ranks - 1}, got {pair!r}")
+        raise ValueError(
+            f"pair must be two different ranks of 0 to {pool.num_ranks - 1}, got {pair!r}"
+        )
     sizes = sizes or (64, 2**12, 2**16, 2**19, 2**21, *(2**24, 2**26) * (pool.transport == "nccl"))
     times = {size: pool.run(message_times, size, count, pair)[pair[0]][1:] for size in sizes}
     return fit_link({size: statistics.median(found) for size, found in times.items()})

@@ -17,11 +17,12 @@ TRACE = "rank{}.json.gz"
 
 @dataclass(frozen=True)
 class Profile(Extra):
-    """Record every rank's measured steps with `torch.profiler` in `folder`: rank0.json.gz and so on.
+    """Record every rank's measured steps with `torch.profiler` in `folder`: rank0.json.gz and so
+    on.
 
-    `lab.read_traces(folder)` reads them; the Run's `extras["profile"]` has their paths. A span is named by its action,
-    pplab:0F1, and a step as torch.profiler names it. Recording slows every operation. OSError where the folder can't be
-    made.
+    `lab.read_traces(folder)` reads them; the Run's `extras["profile"]` has their paths. A span is
+    named by its action, pplab:0F1, and a step as torch.profiler names it. Recording slows every
+    operation. OSError where the folder can't be made.
     """
 
     folder: str | Path
@@ -56,7 +57,9 @@ class _Tracing(Listener):
     def __init__(self, path: Path, rank: Rank):
         self.path, self.rank, self.on, self.steps = path, rank, False, 0
         self.open: list[record_function] = []
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (rank.context.device.type == "cuda")
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (
+            rank.context.device.type == "cuda"
+        )
         self.profiler = profile(activities=activities, profile_memory=True)
 
     def begin(self, event: str, what: Action | Overlap | None) -> None:

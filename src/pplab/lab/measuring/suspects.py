@@ -6,7 +6,8 @@
     own gaps  what a rank idles without waiting: what all ranks have alike, and what one has more
     work      between the steps, by its name
 
-A suspect is judged by medians. It becomes a cause where the job without it is shorter: see `explaining`.
+A suspect is judged by medians. It becomes a cause where the job without it is shorter: see
+`explaining`.
 """
 
 from __future__ import annotations
@@ -65,12 +66,17 @@ class Seen:
                 if event.kind == ACTION:
                     action = parts(parse(event.name))[0]
                     self.actions[rank, action.stage, action.kind].append(event)
-        self.usual = {key: median(event.duration for event in events) for key, events in self.actions.items()}
+        self.usual = {
+            key: median(event.duration for event in events) for key, events in self.actions.items()
+        }
         self.pace: dict[int, dict[str, float]] = {}  # a rank's mean over its stages, by kind
         for rank in job.rows:
             kinds = {kind for owner, _, kind in self.usual if owner == rank}
             self.pace[rank] = {
-                kind: fmean(self.usual[key] for key in self.usual if (key[0], key[2]) == (rank, kind)) for kind in kinds
+                kind: fmean(
+                    self.usual[key] for key in self.usual if (key[0], key[2]) == (rank, kind)
+                )
+                for kind in kinds
             }
         self.same: dict[tuple[int, ...], list[int]] = defaultdict(list)  # ranks by their stages
         for rank, stages in job.stages.items():
@@ -117,31 +123,43 @@ def _pauses(seen: Seen) -> Iterator[Suspect]:
             for event in mine:
                 by_step[event.step] += event.duration - seen.pauses[event]
             what = (
-                f"{seen.named(rank)} pauses in {plural(len(mine), 'action')}: {seen.how_often(by_step)}. The longest "
-                f"is {longest.name} of step {longest.step} with {longest.duration:.0f} ms, where its like take "
+                f"{seen.named(rank)} pauses in {plural(len(mine), 'action')}: "
+                f"{seen.how_often(by_step)}. The longest "
+                f"is {longest.name} of step {longest.step} with {longest.duration:.0f} ms, where "
+                "its like take "
                 f"{seen.pauses[longest]:.0f}"
             )
-            yield Suspect("pauses", (rank,), what, Change({event: seen.pauses[event] for event in mine}))
+            yield Suspect(
+                "pauses", (rank,), what, Change({event: seen.pauses[event] for event in mine})
+            )
 
 
 def _shortened(seen: Seen, ranks: Sequence[int], ratios: Mapping[str, float]) -> Change:
-    """Actions of these ranks that many times shorter, by kind; a pause becomes as long as its like."""
+    """Actions of these ranks that many times shorter, by kind; a pause becomes as long as its
+    like.
+    """
     durations = {}
     for (rank, _, kind), events in seen.actions.items():
         if rank in ranks:
             for event in events:
-                durations[event] = min(event.duration, seen.pauses.get(event, event.duration)) / max(1, ratios[kind])
+                durations[event] = min(
+                    event.duration, seen.pauses.get(event, event.duration)
+                ) / max(1, ratios[kind])
     return Change(durations)
 
 
 def _ratios(own: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """How many times as long as the others' each kind of action lasts."""
-    usual = {kind: median([other[kind] for other in others if kind in other] or [0.0]) for kind in own}
+    usual = {
+        kind: median([other[kind] for other in others if kind in other] or [0.0]) for kind in own
+    }
     return {kind: own[kind] / value if value else 1.0 for kind, value in usual.items()}
 
 
 def _slow(seen: Seen) -> Iterator[Suspect]:
-    """A rank against other replicas' of the same stages, then stages, by their fastest replica, against the others."""
+    """A rank against other replicas' of the same stages, then stages, by their fastest replica,
+    against the others.
+    """
     fastest = {
         place: {kind: min(seen.pace[rank][kind] for rank in ranks) for kind in seen.pace[ranks[0]]}
         for place, ranks in seen.same.items()
@@ -149,23 +167,41 @@ def _slow(seen: Seen) -> Iterator[Suspect]:
     for place, ranks in seen.same.items():
         stages = numbered("stage", place)
         for rank in ranks if len(ranks) > 1 else ():
-            ratios = _ratios(seen.pace[rank], [seen.pace[other] for other in ranks if other != rank])
+            ratios = _ratios(
+                seen.pace[rank], [seen.pace[other] for other in ranks if other != rank]
+            )
             if (ratio := median(ratios.values())) > _SLOW:
-                what = f"rank {rank} computes {ratio:.2f} times as long as the other replicas' ranks with {stages}"
+                what = (
+                    f"rank {rank} computes {ratio:.2f} times as long as the other replicas' ranks "
+                    f"with {stages}"
+                )
                 yield Suspect("slow rank", (rank,), what, _shortened(seen, (rank,), ratios))
-        ratios = _ratios(fastest[place], [pace for other, pace in fastest.items() if other != place])
+        ratios = _ratios(
+            fastest[place], [pace for other, pace in fastest.items() if other != place]
+        )
         if (ratio := median(ratios.values())) > _SLOW:
             if len(ranks) == 1:
-                what = f"{seen.named(ranks[0])} computes {ratio:.2f} times as long as the other ranks: "
-                what += "its stage has more work or its GPU is slow, which one replica alone doesn't tell apart"
+                what = (
+                    f"{seen.named(ranks[0])} computes {ratio:.2f} times as long as the other "
+                    "ranks: "
+                )
+                what += (
+                    "its stage has more work or its GPU is slow, which one replica alone doesn't "
+                    "tell apart"
+                )
             else:
-                what = f"{stages} computes {ratio:.2f} times as long as the other stages, in every replica "
+                what = (
+                    f"{stages} computes {ratio:.2f} times as long as the other stages, in every "
+                    "replica "
+                )
                 what += f"({numbered('rank', ranks)}), so it has more work"
             yield Suspect("slow stage", tuple(ranks), what, _shortened(seen, ranks, ratios))
 
 
 def link_times(job: TracedJob) -> dict[tuple[int, int], tuple[float, bool]]:
-    """What a message of each link takes, and whether that is a bound, since nobody was waiting for any."""
+    """What a message of each link takes, and whether that is a bound, since nobody was waiting for
+    any.
+    """
     by_pair: dict[tuple[int, int], list[Message]] = defaultdict(list)
     for message in job.messages:
         if message.pair:
@@ -182,16 +218,25 @@ def link_times(job: TracedJob) -> dict[tuple[int, int], tuple[float, bool]]:
 def _links(seen: Seen) -> Iterator[Suspect]:
     """Slow links, both ways as one. A link that is known by a bound alone isn't suspected."""
     times = {pair: time for pair, (time, bound) in link_times(seen.job).items() if not bound}
-    both: dict[tuple[int, ...], dict[tuple[int, int], float]] = defaultdict(dict)  # slow ways, with the others' time
+    # slow ways, with the others' time
+    both: dict[tuple[int, ...], dict[tuple[int, int], float]] = defaultdict(dict)
     for pair, time in times.items():
         rest = median([each for other, each in times.items() if {*other} != {*pair}] or [0])
         if time > max(_LINK * rest, seen.noticed):
             both[tuple(sorted(pair))][pair] = max(0.0, rest)
     for ranks, ways in both.items():
-        told = " and ".join(f"{times[way]:.1f} ms from rank {way[0]} to {way[1]}" for way in sorted(ways))
-        others = f"other links take {max(ways.values()):.1f}" if len(times) > 2 else "no other link is known"
+        told = " and ".join(
+            f"{times[way]:.1f} ms from rank {way[0]} to {way[1]}" for way in sorted(ways)
+        )
+        others = (
+            f"other links take {max(ways.values()):.1f}"
+            if len(times) > 2
+            else "no other link is known"
+        )
         transits = {
-            message: min(message.transit, ways[message.pair]) for message in seen.job.messages if message.pair in ways
+            message: min(message.transit, ways[message.pair])
+            for message in seen.job.messages
+            if message.pair in ways
         }
         what = f"the link of ranks {ranks[0]} and {ranks[1]} is slow: "
         what += f"once it is sent and asked for, a message takes {told}; {others}"
@@ -215,7 +260,11 @@ def _place(events: Sequence[Event]) -> str:
 def _gaps(seen: Seen) -> Iterator[Suspect]:
     """What all ranks idle alike in an iteration, then what one has more than that."""
     large = {
-        rank: [event for event in row if event.before and event.gap > seen.noticed and event.step in seen.counted]
+        rank: [
+            event
+            for event in row
+            if event.before and event.gap > seen.noticed and event.step in seen.counted
+        ]
         for rank, row in seen.job.rows.items()
     }
     total: dict[int, dict[int, float]] = {rank: dict.fromkeys(seen.counted, 0.0) for rank in large}
@@ -235,7 +284,9 @@ def _gaps(seen: Seen) -> Iterator[Suspect]:
         )
 
     if len(total) > 1 and (most := max(common.values())) > seen.noticed:
-        events = [event for each in large.values() for event in each if common[event.step] > _PART * most]
+        events = [
+            event for each in large.values() for event in each if common[event.step] > _PART * most
+        ]
         what = f"all ranks idle alike: {seen.how_often(common)}, {_place(events)}"
         yield Suspect("all ranks", tuple(total), what, without(total, dict.fromkeys(total, common)))
     for rank, of_rank in total.items():
@@ -254,12 +305,18 @@ def _work(seen: Seen) -> Iterator[Suspect]:
             if event.kind == OTHER and event.step in seen.counted:
                 by_name[event.name][rank].append(event)
     for name, by_rank in by_name.items():
-        times = {rank: sum(event.duration for event in by_rank.get(rank, ())) for rank in seen.job.rows}
+        times = {
+            rank: sum(event.duration for event in by_rank.get(rank, ())) for rank in seen.job.rows
+        }
         most = max(times, key=times.__getitem__)
         if times[most] / len(seen.counted) <= seen.noticed:
             continue
         alike = len(times) > 1 and min(times.values()) > times[most] / 2
-        ranks = [*times] if alike else [rank for rank, value in times.items() if value > times[most] / 2]
+        ranks = (
+            [*times]
+            if alike
+            else [rank for rank, value in times.items() if value > times[most] / 2]
+        )
         by_step: dict[int, float] = defaultdict(float)
         for event in by_rank[most]:
             by_step[event.step] += event.duration

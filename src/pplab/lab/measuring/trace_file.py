@@ -2,16 +2,20 @@
 
 There are three kinds of names, all of which are spans:
 
-    pplab:0F1                        by `watching` and `lab.Profile`: around the action's computing alone
-    PP:0F1, PP:(0F7;7B3)OVERLAP_F_B  by torch's interpreter, by which most of its classes run: with the wait before it
-    Forward 1, Backward 1            by torch's ScheduleGPipe: with the wait before it and the sending after it
+    pplab:0F1                        by `watching` and `lab.Profile`: around computing alone
+    PP:0F1, PP:(0F7;7B3)OVERLAP_F_B  by torch's interpreter, by which most of its classes run:
+                                     with the wait before it
+    Forward 1, Backward 1            by torch's ScheduleGPipe: with the wait before it and the
+                                     sending after it
 
-Of the last two, an action lasts from its first operator to its last, and what is before it is the wait for its message.
-An overlap of torch's is two actions in turn, as torch runs them: autograd's first operator begins the second.
+Of the last two, an action lasts from its first operator to its last, and what is before it is the
+wait for its message. An overlap of torch's is two actions in turn, as torch runs them: autograd's
+first operator begins the second.
 
-Where kernels were recorded, an action lasts from the first to the last of those that were launched during its span, on
-the stream that has most of them, NCCL's own aside. The profiler's mirrors of spans on a GPU leave out backwards, whose
-kernels another thread launches (pytorch/kineto, issues 1022 and 1132).
+Where kernels were recorded, an action lasts from the first to the last of those that were launched
+during its span, on the stream that has most of them, NCCL's own aside. The profiler's mirrors of
+spans on a GPU leave out backwards, whose kernels another thread launches (pytorch/kineto, issues
+1022 and 1132).
 """
 
 from __future__ import annotations
@@ -37,14 +41,16 @@ RECORD = """Record it so, on every rank:
         for _ in range(4):
             schedule.step(...)
     profiler.export_chrome_trace(f"rank{rank}.json.gz")
-and start the program by `python -m pplab.watch torchrun ...`, which names its actions (or call lab.watch_torch() before
-the first step). Megatron-LM records such traces by --profile --use-pytorch-profiler."""
+and start the program by `python -m pplab.watch torchrun ...`, which names its actions (or call
+lab.watch_torch() before the first step). Megatron-LM records such traces by --profile
+--use-pytorch-profiler."""
 _UNREAD = {  # what a file begins with
     b"SQLite format 3": "of Nsight Systems, which isn't read",
     b"times across ranks": "of Megatron-LM's timers, which aren't read",
     b"resourceSpans": "of OpenTelemetry, which isn't read",
     b'"span_id"': "of OpenTelemetry, which isn't read",
-    b"nccl_comm_state": "a dump of NCCL's flight recorder: say which schedule ran, by --schedule or --csv",
+    b"nccl_comm_state": "a dump of NCCL's flight recorder: say which schedule ran, by --schedule "
+    "or --csv",
 }
 _MOST_BYTES, _MOST_MS = 2**32, 1e14  # of a file, unpacked; of a time since 1970
 _NAME = re.compile(r"(pplab|PP):(\d+[FBIW]\d+|\(.+\)OVERLAP.+)")
@@ -52,11 +58,17 @@ _SINGLE = re.compile(r"(F)orward (\d+)|(B)ackward (\d+)")
 _ACTION = re.compile(r"\d+[FBIW]\d+")
 _APART = ("c10d::", "record_param_comms")  # operators that are no computing
 _OWN = ("c10d::", "autograd::engine")  # operators that are looked for by name
-_TRANSPORT = ("c10d::recv", "gloo:recv"), ("c10d::send", "gloo:send"), ("c10d::allreduce", "gloo:all_reduce")
+_TRANSPORT = (
+    ("c10d::recv", "gloo:recv"),
+    ("c10d::send", "gloo:send"),
+    ("c10d::allreduce", "gloo:all_reduce"),
+)
 
 
 class Did(NamedTuple):
-    """An action in a trace: since when it waited for its message, when it began, when it ended; in ms."""
+    """An action in a trace: since when it waited for its message, when it began, when it ended; in
+    ms.
+    """
 
     item: Item
     asked: float
@@ -65,7 +77,9 @@ class Did(NamedTuple):
 
 
 class Post(NamedTuple):
-    """A message or a sum: when the rank handed it over, and when the transport was done with it; in ms."""
+    """A message or a sum: when the rank handed it over, and when the transport was done with it; in
+    ms.
+    """
 
     start: float
     end: float
@@ -96,14 +110,18 @@ def read_trace(path: Path) -> Trace:
     for mark, tool in _UNREAD.items():
         if mark in head:
             raise ValueError(f"{name} is {tool}. {RECORD}")
-    with reading(str(path), "a Chrome trace of torch.profiler, .json or .json.gz, of a rank of torch.distributed"):
+    with reading(
+        str(path),
+        "a Chrome trace of torch.profiler, .json or .json.gz, of a rank of torch.distributed",
+    ):
         with gzip.open(path) if head.startswith(b"\x1f\x8b") else path.open("rb") as file:
             raw = bytearray()
             while piece := file.read(2**24):  # a browser's Python has no room for all at once
                 raw += piece
                 if len(raw) > _MOST_BYTES:
                     raise ValueError(
-                        f"more than {_MOST_BYTES >> 20:,} MiB: record fewer steps, without shapes and stacks"
+                        f"more than {_MOST_BYTES >> 20:,} MiB: record fewer steps, without shapes "
+                        "and stacks"
                     )
         data = json.loads(raw)
         info = data["distributedInfo"]
@@ -122,23 +140,35 @@ def read_trace(path: Path) -> Trace:
         dids, notes = _dids(by, rank)
     if not dids:
         raise ValueError(
-            f"{name} names no action of a pipeline in its {len(data['traceEvents'])} events. torch's Schedule1F1B and "
+            f"{name} names no action of a pipeline in its {len(data['traceEvents'])} events. "
+            "torch's Schedule1F1B and "
             f"Megatron-LM's schedules name none by themselves. {RECORD}"
         )
     if info.get("backend") == "nccl" and not by["kernel"]:
-        raise ValueError(f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. {RECORD}")
+        raise ValueError(
+            f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. "
+            f"{RECORD}"
+        )
     on_gpu = bool(by["kernel"])
-    posts = [_kernel_posts(by["kernel"])] * 2 + [[]] if on_gpu else [_posts(by, *each) for each in _TRANSPORT]
+    posts = (
+        [_kernel_posts(by["kernel"])] * 2 + [[]]
+        if on_gpu
+        else [_posts(by, *each) for each in _TRANSPORT]
+    )
     asked, sent, summed = posts
     names = [event["name"] for event in by["user_annotation"]]
     watched, by_rows = (any(each.startswith(mark) for each in names) for mark in ("pplab:", "PP:"))
     host = printable(str(data.get("host_name", "")))
     others = [] if on_gpu else _others(by, dids)
-    return Trace(rank, host, groups, dids, notes, asked, sent, summed, others, watched, by_rows, on_gpu)
+    return Trace(
+        rank, host, groups, dids, notes, asked, sent, summed, others, watched, by_rows, on_gpu
+    )
 
 
 def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[str]]:
-    """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's, is one action."""
+    """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's,
+    is one action.
+    """
     spans = []
     for event in by["user_annotation"]:
         name = event["name"]
@@ -148,11 +178,19 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
             spans.append((event["start"], event["end"], match[1], match[2]))
     spans.sort()
     alone = any(mark == "pplab" for _, _, mark, _ in spans)  # then other names are around these
-    backwards = sorted(event["start"] for event in by["torch's own"] if event["name"].startswith("autograd::engine"))
+    backwards = sorted(
+        event["start"]
+        for event in by["torch's own"]
+        if event["name"].startswith("autograd::engine")
+    )
     kernels = _kernels(by)
     busy = kernels
     if not (kernels or alone):
-        busy = sorted((e["start"], e["start"], e["end"]) for e in by["cpu_op"] if not e["name"].startswith(_APART))
+        busy = sorted(
+            (e["start"], e["start"], e["end"])
+            for e in by["cpu_op"]
+            if not e["name"].startswith(_APART)
+        )
     dids: list[Did] = []
     around, free = (-inf, -inf), -inf
     for start, end, mark, text in spans:
@@ -166,7 +204,8 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
             asked = max(around[0], free) if since < around[1] else since
             if kernels or not alone:
                 inside = busy[bisect_left(busy, (since,)) : bisect_left(busy, (until,))]
-                if not inside and parts(item)[0].kind in (F, B):  # of an evaluation, or before kernels were recorded
+                # of an evaluation, or before kernels were recorded
+                if not inside and parts(item)[0].kind in (F, B):
                     continue
                 since = min((each[1] for each in inside), default=max(free, until))
                 until = max((each[2] for each in inside), default=since)
@@ -175,27 +214,40 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
             else:
                 dids.append(Did(item, since if kernels else asked, since, until))
             free = until
-    notes = ["times are those of a GPU's kernels, which don't show how long a message was waited for"] * bool(kernels)
+    notes = [
+        "times are those of a GPU's kernels, which don't show how long a message was waited for"
+    ] * bool(kernels)
     if not alone and any(event["name"] == "Forward 0" for event in by["user_annotation"]):
-        notes.append("ScheduleGPipe's names don't tell the stage, lab.watch_torch's do: each rank is taken to be one")
+        notes.append(
+            "ScheduleGPipe's names don't tell the stage, lab.watch_torch's do: each rank is taken "
+            "to be one"
+        )
     return dids, notes
 
 
 def _posts(by: Mapping[str, Sequence[dict]], operator: str, transport: str) -> list[Post]:
-    """A rank's receives, sends or sums. An operator hands each over, and gloo's span of the same number ends it."""
-    handed = sorted(event["start"] for event in by["torch's own"] if event["name"].startswith(operator))
+    """A rank's receives, sends or sums. An operator hands each over, and gloo's span of the same
+    number ends it.
+    """
+    handed = sorted(
+        event["start"] for event in by["torch's own"] if event["name"].startswith(operator)
+    )
     spans = (event for event in by["user_annotation"] if event["name"] == transport)
     done = [event["end"] for event in sorted(spans, key=lambda event: event["start"])]
     return [*map(Post, handed, done)] if len(handed) == len(done) else []
 
 
 def _kernel_posts(kernels: Sequence[dict]) -> list[Post]:
-    """NCCL's kernels of messages: each runs from when its rank is ready for it until it is done on both."""
+    """NCCL's kernels of messages: each runs from when its rank is ready for it until it is done on
+    both.
+    """
     return sorted(Post(e["start"], e["end"]) for e in kernels if "sendrecv" in e["name"].lower())
 
 
 def _others(by: Mapping[str, Sequence[dict]], dids: Sequence[Did]) -> list[tuple[str, Post]]:
-    """Operators and annotations outside actions that are no messages, in the order of their starts."""
+    """Operators and annotations outside actions that are no messages, in the order of their
+    starts.
+    """
     starts, posts = [did.start for did in dids], []
     for what in ("user_annotation", "cpu_op"):
         for event in by[what]:
@@ -209,7 +261,9 @@ def _others(by: Mapping[str, Sequence[dict]], dids: Sequence[Did]) -> list[tuple
 @cache
 def _other(name: str, what: str) -> str:
     """The name of other work than actions and messages; "" for these."""
-    named = what == "user_annotation" and not re.match(r"(pplab|PP|gloo|nccl):|Optimizer\.profile", name)
+    named = what == "user_annotation" and not re.match(
+        r"(pplab|PP|gloo|nccl):|Optimizer\.profile", name
+    )
     if named or (what == "cpu_op" and not name.startswith((*_APART, "autograd::"))):
         return printable(name.split("#")[0].removesuffix(".__next__"))
     return ""

@@ -1,4 +1,5 @@
-"""Other people's runs: the traces that torch.profiler writes of torch's pipelining become timelines.
+"""Other people's runs: the traces that torch.profiler writes of torch's pipelining become
+timelines.
 
 What a trace tells of actions, and by which names, is said in `trace_file`.
 """
@@ -30,22 +31,33 @@ def traces_in(places: Sequence[str | Path]) -> list[Trace]:
 def _files(places: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for place in map(Path, places):
-        found += [each for each in place.rglob("*.json*") if each.is_file()] if place.is_dir() else [place]
+        found += (
+            [each for each in place.rglob("*.json*") if each.is_file()]
+            if place.is_dir()
+            else [place]
+        )
     if not found:
         given = ", ".join(map(str, places)) or "nothing given"
-        raise ValueError(f"{given}: expected traces of torch.profiler, .json or .json.gz, or their folder. {RECORD}")
+        raise ValueError(
+            f"{given}: expected traces of torch.profiler, .json or .json.gz, or their folder. "
+            f"{RECORD}"
+        )
     return sorted({*found})
 
 
 def cut(dids: Sequence[Did]) -> list[Step]:
     """The steps of a trace: each begins with the first forward of the rank's lowest stage."""
-    first = min((action for did in dids for action in parts(did.item) if action.kind == F), default=None)
+    first = min(
+        (action for did in dids for action in parts(did.item) if action.kind == F), default=None
+    )
     bounds = [i for i, did in enumerate(dids) if i == 0 or first in parts(did.item)]
     return [[*dids[start:end]] for start, end in pairwise([*bounds, len(dids)])]
 
 
 def pipelines_of(items: dict[int, set[str]], traces: Sequence[Trace]) -> list[list[int]]:
-    """The ranks of each pipeline, in order: of torch's process groups the smallest that do every action once."""
+    """The ranks of each pipeline, in order: of torch's process groups the smallest that do every
+    action once.
+    """
     everybody, every = tuple(items), sorted(set.union(*items.values()))
 
     def do_all_once(ranks: Sequence[int]) -> bool:
@@ -56,15 +68,24 @@ def pipelines_of(items: dict[int, set[str]], traces: Sequence[Trace]) -> list[li
     whole = [ranks for ranks in dict.fromkeys([everybody, *groups]) if do_all_once(ranks)]
     found = [ranks for ranks in whole if len(ranks) == len(whole[0])] or [everybody]
     # a group of one rank is of replicas or of what else there is only one of
-    known = next((group for group in groups if len(group) > 1 and {*found[0]} <= {*group}), found[0])
+    known = next(
+        (group for group in groups if len(group) > 1 and {*found[0]} <= {*group}), found[0]
+    )
     if missing := [f"rank {rank}" for rank in known if rank not in items]:
-        raise ValueError(f"no trace is of {', '.join(missing)}: give those of all ranks of a pipeline")
+        raise ValueError(
+            f"no trace is of {', '.join(missing)}: give those of all ranks of a pipeline"
+        )
     return [[*ranks] for ranks in found]
 
 
 def whole_steps(found: Sequence[list[Step]]) -> tuple[list[tuple[Schedule, list[Step]]], str]:
-    """Of each step of the first rank, what all ranks did meanwhile, if that is a whole step; and why another isn't."""
-    whole, why = [], "these are of different steps, or of hosts whose clocks differ by more than a step"
+    """Of each step of the first rank, what all ranks did meanwhile, if that is a whole step; and
+    why another isn't.
+    """
+    whole, why = (
+        [],
+        "these are of different steps, or of hosts whose clocks differ by more than a step",
+    )
     ends = [[step[-1].end for step in steps] for steps in found]
     schedules: dict[tuple, Schedule] = {}
     for first in found[0]:
@@ -91,13 +112,20 @@ def whole_steps(found: Sequence[list[Step]]) -> tuple[list[tuple[Schedule, list[
     return whole, why
 
 
-def clocks_ahead(steps: Sequence[tuple[Schedule, list[Step]]], hosts: Sequence[str], notes: list[str]) -> list[float]:
-    """How far each rank's clock is ahead of the first one's, in ms. No message arrives before it has left: one way that
-    says how far a clock is ahead at most, the other way at least."""
+def clocks_ahead(
+    steps: Sequence[tuple[Schedule, list[Step]]], hosts: Sequence[str], notes: list[str]
+) -> list[float]:
+    """How far each rank's clock is ahead of the first one's, in ms. No message arrives before it
+    has left: one way that says how far a clock is ahead at most, the other way at least.
+    """
     first, names = hosts[0], {*hosts}
     most: dict[tuple[str, str], float] = defaultdict(lambda: inf)  # so far b is ahead of a, at most
     for schedule, step in steps:
-        did, graph, on = [*chain(*step)], schedule.graph, [hosts[rank] for rank in schedule.columns.ranks]
+        did, graph, on = (
+            [*chain(*step)],
+            schedule.graph,
+            [hosts[rank] for rank in schedule.columns.ranks],
+        )
         for i, user in enumerate(did):
             for _, entry in graph.awaited(i):
                 if on[entry] != on[i]:
@@ -112,16 +140,24 @@ def clocks_ahead(steps: Sequence[tuple[Schedule, list[Step]]], hosts: Sequence[s
         if before == (there, back):
             break
     else:
-        notes.append("clocks of the hosts aren't tied: no shift of them lets every message arrive after it has left")
+        notes.append(
+            "clocks of the hosts aren't tied: no shift of them lets every message arrive after it "
+            "has left"
+        )
         return [0.0] * len(hosts)
     if len(names) > 1:
         width = max(there[name] + back[name] for name in names)
-        notes.append(f"clocks of {len(names)} hosts tied by their messages, to within {width / 2:.3g} ms either way")
+        notes.append(
+            f"clocks of {len(names)} hosts tied by their messages, to within {width / 2:.3g} ms "
+            "either way"
+        )
     return [(there[host] - back[host]) / 2 for host in hosts]
 
 
 def timeline_of(schedule: Schedule, step: list[Step], ahead: Sequence[float]) -> Timeline:
-    """A step that starts with its first action; waits for messages of other ranks are beside the schedule."""
+    """A step that starts with its first action; waits for messages of other ranks are beside the
+    schedule.
+    """
     zero = min(row[0].start - off for row, off in zip(step, ahead, strict=True))
     starts, ends, waits = [], [], []
     for rank, row in enumerate(step):

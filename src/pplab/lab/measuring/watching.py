@@ -20,12 +20,13 @@ def _named(text: str) -> AbstractContextManager:
 
 
 def watch_torch() -> None:
-    """Name every action of torch's pipelining, whatever the class, in the traces of this process: `pplab:0F1` is stage
-    0's forward of microbatch 1.
+    """Name every action of torch's pipelining, whatever the class, in the traces of this process:
+    `pplab:0F1` is stage 0's forward of microbatch 1.
 
-    Call it before the first step; a second call changes nothing. The name is around the computing alone, without the
-    wait for a message and the sending. The loss is part of the last stage's forward; an evaluation's backwards, which
-    compute nothing, get no name. Costs a `record_function` an action.
+    Call it before the first step; a second call changes nothing. The name is around the computing
+    alone, without the wait for a message and the sending. The loss is part of the last stage's
+    forward; an evaluation's backwards, which compute nothing, get no name. Costs a
+    `record_function` an action.
     """
     from torch.distributed.pipelining.schedules import _PipelineSchedule
     from torch.distributed.pipelining.stage import _PipelineStageBase
@@ -41,15 +42,25 @@ def watch_torch() -> None:
         if not hasattr(plain, "__wrapped__"):
             setattr(owner, method, call)
 
-    def backward(stage: Any, m: int, loss: object = None, full_backward: bool = True, **_: object) -> str:
+    def backward(
+        stage: Any, m: int, loss: object = None, full_backward: bool = True, **_: object
+    ) -> str:
         return f"{stage.stage_index}{'B' if full_backward else 'I'}{m}" * stage.has_backward
 
     def loss(_: object, stage: Any, output: object, target: object, m: int, *__: object) -> str:
         return f"{stage.stage_index}F{m}" * stage.is_last
 
-    named(_PipelineStageBase, "forward_one_chunk", lambda stage, m, *_, **__: f"{stage.stage_index}F{m}")
+    named(
+        _PipelineStageBase,
+        "forward_one_chunk",
+        lambda stage, m, *_, **__: f"{stage.stage_index}F{m}",
+    )
     named(_PipelineStageBase, "backward_one_chunk", backward)
-    named(_PipelineStageBase, "backward_weight_one_chunk", lambda stage, m, **_: f"{stage.stage_index}W{m}")
+    named(
+        _PipelineStageBase,
+        "backward_weight_one_chunk",
+        lambda stage, m, **_: f"{stage.stage_index}W{m}",
+    )
     named(_PipelineSchedule, "_maybe_compute_loss", loss)
 
 
@@ -57,7 +68,8 @@ def watch_megatron() -> None:
     """Name every action of Megatron-LM's schedules, as `watch_torch` does PyTorch's. Its `--profile
     --use-pytorch-profiler` records the traces.
 
-    With `--overlap-moe-expert-parallel-comm` it runs by other functions, whose actions get no names.
+    With `--overlap-moe-expert-parallel-comm` it runs by other functions, whose actions get no
+    names.
     """
     parallel_state = resolve_name("megatron.core.parallel_state")
     schedules = resolve_name("megatron.core.pipeline_parallel.schedules")
@@ -65,7 +77,8 @@ def watch_megatron() -> None:
     forward, backward = schedules.forward_step, schedules.backward_step
     if hasattr(forward, "__wrapped__"):
         return
-    backwards: dict[int, str] = {}  # by the output of their forward, which is the same object until then
+    # by the output of their forward, which is the same object until then
+    backwards: dict[int, str] = {}
 
     def first(output: Any) -> int:
         return first(output[0]) if isinstance(output, (list, tuple)) else id(output)
@@ -78,7 +91,9 @@ def watch_megatron() -> None:
         stage += (vp_stage or 0) * parallel_state.get_pipeline_model_parallel_world_size()
         known = current_microbatch is not None
         with _named(f"{stage}F{current_microbatch}" * known):
-            output = forward(*given, current_microbatch=current_microbatch, vp_stage=vp_stage, **more)
+            output = forward(
+                *given, current_microbatch=current_microbatch, vp_stage=vp_stage, **more
+            )
         backwards[first(output[0])] = f"{stage}B{current_microbatch}" * known
         return output
 

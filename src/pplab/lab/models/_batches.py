@@ -1,4 +1,6 @@
-"""What a model of transformers is fed: batches under transformers' names, and the reviews as such batches."""
+"""What a model of transformers is fed: batches under transformers' names, and the reviews as such
+batches.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,27 @@ IGNORED = -100  # as a label: transformers' mark for what doesn't count
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
 
-def as_batch(fields: Mapping[str, Tensor], step: int, *, family: Family, config: PreTrainedConfig) -> Batch:
-    """transformers' fields as a Batch: `input_ids` (B, T) as inputs, `labels` as target, the rest for every stage. It
-    is the same for every `step`.
+def as_batch(
+    fields: Mapping[str, Tensor], step: int, *, family: Family, config: PreTrainedConfig
+) -> Batch:
+    """transformers' fields as a Batch: `input_ids` (B, T) as inputs, `labels` as target, the rest
+    for every stage. It is the same for every `step`.
 
-    Without labels a decoder learns its own inputs, but for padding. Raises ValueError for a field that the model has
-    no use for, lacks, or can't look up.
+    Without labels a decoder learns its own inputs, but for padding. Raises ValueError for a field
+    that the model has no use for, lacks, or can't look up.
     """
     if not isinstance(fields, Mapping):
-        raise ValueError(f"a batch for {family.model} is a dict of tensors by name, got a {type(fields).__name__}")
+        raise ValueError(
+            f"a batch for {family.model} is a dict of tensors by name, got a "
+            f"{type(fields).__name__}"
+        )
     fields = dict(fields)
     if lists := [name for name, rows in fields.items() if not isinstance(rows, Tensor)]:
         raise ValueError(
-            f"a batch for {family.model} is made of tensors, and of {', '.join(lists)} there are lists: let the "
-            'tokenizer fill rows up to one length; a streamed Dataset goes into a DataLoader, .with_format("torch")'
+            f"a batch for {family.model} is made of tensors, and of {', '.join(lists)} there are "
+            "lists: let the "
+            "tokenizer fill rows up to one length; a streamed Dataset goes into a DataLoader, "
+            '.with_format("torch")'
         )
     unknown = fields.keys() - {"input_ids", "labels", *family.context}
     wanted = {"input_ids"} | ({"labels"} if family.task != "causal" else set())
@@ -65,7 +74,11 @@ def check_rows(data: Mapping[str, Tensor]) -> None:
 def columns_of(dataset: Any, family: Family) -> dict[str, Any]:
     """A Dataset's columns that the model takes, by name. A row is read when its step comes."""
     tensors = dataset.with_format("torch")
-    return {name: tensors[name] for name in dataset.column_names if name in ("input_ids", "labels", *family.context)}
+    return {
+        name: tensors[name]
+        for name in dataset.column_names
+        if name in ("input_ids", "labels", *family.context)
+    }
 
 
 def _shifted(labels: Tensor, config: PreTrainedConfig) -> Tensor:
@@ -79,29 +92,50 @@ def _id(config: PreTrainedConfig, name: str) -> int:
     return getattr(config, name, None) or 0
 
 
-def _check(ids: Tensor, labels: Tensor, rest: Mapping[str, Tensor], family: Family, config: PreTrainedConfig) -> None:
+def _check(
+    ids: Tensor,
+    labels: Tensor,
+    rest: Mapping[str, Tensor],
+    family: Family,
+    config: PreTrainedConfig,
+) -> None:
     classes = config.num_labels if family.task == "classification" else config.vocab_size
-    shape = {"causal": ids.shape, "classification": ids.shape[:1], "seq2seq": (len(ids), *labels.shape[1:2])}
+    shape = {
+        "causal": ids.shape,
+        "classification": ids.shape[:1],
+        "seq2seq": (len(ids), *labels.shape[1:2]),
+    }
     for name, tensor, wanted, most in [
         ("input_ids", ids, tuple(ids.shape), config.vocab_size),
         ("labels", labels, tuple(shape[family.task]), classes),
         *((name, t, (len(ids), *t.shape[1:]), None) for name, t in rest.items()),
     ]:
         if tuple(tensor.shape) != wanted or name == "input_ids" and tensor.dim() != 2:
-            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; input_ids (B, T) have {tuple(ids.shape)}")
+            raise ValueError(
+                f"{name} has the shape {tuple(tensor.shape)}; input_ids (B, T) have "
+                f"{tuple(ids.shape)}"
+            )
         counted = tensor[tensor != IGNORED] if name == "labels" else tensor
         if most is None or not counted.numel():
             continue
         if tensor.is_floating_point() or not 0 <= int(counted.min()) <= int(counted.max()) < most:
-            sizes = "num_labels" if name == "labels" and family.task == "classification" else "vocab_size"
+            sizes = (
+                "num_labels"
+                if name == "labels" and family.task == "classification"
+                else "vocab_size"
+            )
             raise ValueError(
-                f"{name} must be whole numbers below the config's {sizes}, {most}, got {tensor.dtype} from "
-                f"{counted.min():g} to {counted.max():g}: take the tokenizer that belongs to the model, or a config "
+                f"{name} must be whole numbers below the config's {sizes}, {most}, got "
+                f"{tensor.dtype} from "
+                f"{counted.min():g} to {counted.max():g}: take the tokenizer that belongs to the "
+                "model, or a config "
                 f"with a larger {sizes}"
             )
     longest = getattr(config, "max_position_embeddings", None)
     if longest and ids.shape[1] > longest:
-        raise ValueError(f"sequences of {ids.shape[1]} tokens are longer than the config's {longest} positions")
+        raise ValueError(
+            f"sequences of {ids.shape[1]} tokens are longer than the config's {longest} positions"
+        )
 
 
 def find_tokenizer(tokenizer: object, checkpoint: str | None) -> PreTrainedTokenizerBase | None:
@@ -116,12 +150,14 @@ def find_tokenizer(tokenizer: object, checkpoint: str | None) -> PreTrainedToken
     folder = checkpoint if tokenizer == "auto" else find_checkpoint(tokenizer)[0]
     try:
         if not any((Path(folder) / name).is_file() for name in _VOCABULARIES):
-            raise FileNotFoundError(f"none of {', '.join(_VOCABULARIES)}")  # transformers would make an empty tokenizer
+            # transformers would make an empty tokenizer
+            raise FileNotFoundError(f"none of {', '.join(_VOCABULARIES)}")
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # of many kinds, by what is missing
         raise OSError(
             f"{folder} has no tokenizer that works here ({shown(error)}): save one there with "
-            'tokenizer.save_pretrained(folder), give another one as tokenizer=..., or tokenizer="bytes"'
+            "tokenizer.save_pretrained(folder), give another one as tokenizer=..., or "
+            'tokenizer="bytes"'
         ) from error
 
 
@@ -130,8 +166,8 @@ def review_rows(
 ) -> dict[str, Tensor]:
     """The reviews as rows of `length` tokens, by transformers' names.
 
-    A decoder reads them in one go; a classifier reads the beginning of each, and its label is the stars; an
-    encoder-decoder reads the first half of its beginning and is to say the second.
+    A decoder reads them in one go; a classifier reads the beginning of each, and its label is the
+    stars; an encoder-decoder reads the first half of its beginning and is to say the second.
     """
     if task == "causal":
         encoded = _encode("\n".join(found.texts), tokenizer, None)
@@ -139,7 +175,9 @@ def review_rows(
         return {"input_ids": torch.tensor(encoded[: rows * length]).view(rows, length)}
     fill = getattr(tokenizer, "pad_token_id", None) or 0
     if task == "classification":
-        ids, mask = _padded([_encode(text, tokenizer, length) for text in found.texts], length, fill)
+        ids, mask = _padded(
+            [_encode(text, tokenizer, length) for text in found.texts], length, fill
+        )
         return {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor(found.labels)}
     encoded = [_encode(text, tokenizer, 2 * length) for text in found.texts]
     ids, mask = _padded([each[: len(each) // 2] for each in encoded], length, fill)
@@ -147,7 +185,9 @@ def review_rows(
     return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
-def _encode(text: str, tokenizer: PreTrainedTokenizerBase | None, most: int | None) -> Sequence[int]:
+def _encode(
+    text: str, tokenizer: PreTrainedTokenizerBase | None, most: int | None
+) -> Sequence[int]:
     if tokenizer is None:
         return list(text.encode()[:most])
     if most is None:
@@ -156,7 +196,9 @@ def _encode(text: str, tokenizer: PreTrainedTokenizerBase | None, most: int | No
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int, fill: int) -> tuple[Tensor, Tensor]:
-    """Rows of tokens (B, length), filled up at their ends, and the mask that says where there is one."""
+    """Rows of tokens (B, length), filled up at their ends, and the mask that says where there is
+    one.
+    """
     ids = torch.tensor([[*row[:length], *[fill] * (length - len(row))] for row in rows])
     mask = torch.tensor([[1] * min(len(row), length) + [0] * (length - len(row)) for row in rows])
     return ids, mask

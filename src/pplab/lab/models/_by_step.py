@@ -1,4 +1,6 @@
-"""The batches of a training run, by the number of the step: the same on every rank, and after a run that goes on."""
+"""The batches of a training run, by the number of the step: the same on every rank, and after a run
+that goes on.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,13 @@ A_FUNCTION = "give a function that makes the batch of a step from its number"
 
 
 class Batches:
-    """`batches(step)` from one batch, a function of the step, a list, or a loader that gives the same every time.
+    """`batches(step)` from one batch, a function of the step, a list, or a loader that gives the
+    same every time.
 
-    Every rank has its own, and asks for the same steps: so what can be gone through only once, or differs from rank to
-    rank, is refused. `make(found, step)` is a Batch of what there is for a step. `count`: for how many steps there are
-    batches, None where that can't be known; a shorter one at the end isn't counted.
+    Every rank has its own, and asks for the same steps: so what can be gone through only once, or
+    differs from rank to rank, is refused. `make(found, step)` is a Batch of what there is for a
+    step. `count`: for how many steps there are batches, None where that can't be known; a shorter
+    one at the end isn't counted.
 
     Ranks can't have workers: what a loader's would do, each rank does itself, and `notes` say so.
     """
@@ -31,7 +35,8 @@ class Batches:
         generator = _generator(given)
         if isinstance(given, DataLoader) and given.num_workers:
             self.notes = (
-                f"the DataLoader's {given.num_workers} workers aren't used: each rank loads its batches itself",
+                f"the DataLoader's {given.num_workers} workers aren't used: each rank loads its "
+                "batches itself",
             )
             self.given = given = _without_workers(given)
         self.count = _count(given)
@@ -40,15 +45,21 @@ class Batches:
         if not isinstance(given, Batch) and not callable(given):
             if not hasattr(given, "__iter__") or isinstance(given, (Tensor, str, dict)):
                 raise ValueError(
-                    "batches must be a Batch, a function of the step, a list of batches or a DataLoader, got "
+                    "batches must be a Batch, a function of the step, a list of batches or a "
+                    "DataLoader, got "
                     f"{shown(given)}"
                 )
             if isinstance(given, Iterator):
                 raise ValueError(
-                    "batches is an iterator, which gives every batch once, and each rank asks for all of them: give a "
+                    "batches is an iterator, which gives every batch once, and each rank asks for "
+                    "all of them: give a "
                     f"list or a DataLoader, or {A_FUNCTION}"
                 )
-            if isinstance(given, DataLoader) and isinstance(given.sampler, RandomSampler) and generator is None:
+            if (
+                isinstance(given, DataLoader)
+                and isinstance(given.sampler, RandomSampler)
+                and generator is None
+            ):
                 raise ValueError(
                     "this DataLoader shuffles in another order on every rank: pass it "
                     "generator=torch.Generator().manual_seed(0), or shuffle=False"
@@ -56,7 +67,9 @@ class Batches:
         self.size: int | None = None  # samples of every batch, once one was there
 
     def __call__(self, step: int) -> Batch:
-        """The batch of a step. ValueError where there is none, or one of another size than the first."""
+        """The batch of a step. ValueError where there is none, or one of another size than the
+        first.
+        """
         if isinstance(self.given, Batch):
             return self.given
         found = self.given(step) if callable(self.given) else self._listed(step)
@@ -64,8 +77,10 @@ class Batches:
         self.size = self.size or len(batch.target)
         if self.size != len(batch.target):
             raise (ValueError if callable(self.given) else EndOfBatches)(
-                f"the batch of step {step} has {len(batch.target)} samples, and that of step 0 has {self.size}: all "
-                "batches of a run are of one size (a DataLoader's drop_last=True leaves the last one out)"
+                f"the batch of step {step} has {len(batch.target)} samples, and that of step 0 has "
+                f"{self.size}: all "
+                "batches of a run are of one size (a DataLoader's drop_last=True leaves the last "
+                "one out)"
             )
         return batch
 
@@ -90,13 +105,16 @@ class Batches:
         return self._last
 
     def _check_same(self) -> None:
-        """Whether the first batch is what it was when this was made, or when it was begun before."""
+        """Whether the first batch is what it was when this was made, or when it was begun
+        before.
+        """
         tensors = self.make(self._last, 0).tensors
         if self._first is None:
             self._first = [x.clone() for x in tensors]
         elif len(tensors) != len(self._first) or not all(map(torch.equal, tensors, self._first)):
             raise ValueError(
-                "these batches are others the second time that they are gone through: don't shuffle, or "
+                "these batches are others the second time that they are gone through: don't "
+                "shuffle, or "
                 f"{A_FUNCTION}, from a seed and that number"
             )
 
@@ -116,15 +134,21 @@ class Batches:
 
 
 def epochs(loader: DataLoader) -> Callable[[int], object]:
-    """The batches of a DataLoader, over and over, in another order in every epoch if it shuffles: what `Modules` and
-    `from_transformers` take for batches.
+    """The batches of a DataLoader, over and over, in another order in every epoch if it shuffles:
+    what `Modules` and `from_transformers` take for batches.
 
-    The order follows from the epoch's number alone, so it is the same on every rank, and in a run that goes on. A
-    shorter batch at an epoch's end is left out. ValueError for a stream, whose length nobody knows.
+    The order follows from the epoch's number alone, so it is the same on every rank, and in a run
+    that goes on. A shorter batch at an epoch's end is left out. ValueError for a stream, whose
+    length nobody knows.
     """
-    if not isinstance(loader, DataLoader) or loader.batch_sampler is None or not (count := _count(loader)):
+    if (
+        not isinstance(loader, DataLoader)
+        or loader.batch_sampler is None
+        or not (count := _count(loader))
+    ):
         raise ValueError(
-            f"epochs takes a DataLoader of a data set that has a length, and a whole batch, got {shown(loader)}: give "
+            "epochs takes a DataLoader of a data set that has a length, and a whole batch, got "
+            f"{shown(loader)}: give "
             "a stream itself, and no more steps than it has batches"
         )
     return _Epochs(_without_workers(loader), count)
@@ -172,19 +196,29 @@ def _no_more(step: int, count: int) -> EndOfBatches:
 
 
 def as_batch(found: object, step: int) -> Batch:
-    """A Batch, or one of a pair (inputs, target); ValueError for anything else, such as a single sample."""
+    """A Batch, or one of a pair (inputs, target); ValueError for anything else, such as a single
+    sample.
+    """
     if isinstance(found, Batch):
         return found
-    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[1], Tensor) and found[1].ndim:
+    if (
+        isinstance(found, (tuple, list))
+        and len(found) == 2
+        and isinstance(found[1], Tensor)
+        and found[1].ndim
+    ):
         inputs = found[0] if isinstance(found[0], (tuple, list)) else (found[0],)
         if all(isinstance(x, Tensor) for x in inputs):
             return Batch(tuple(inputs), found[1])
     raise ValueError(
-        f"step {step} has a {type(found).__name__} instead of a batch: expected a pplab.runtime.Batch, or a pair "
+        f"step {step} has a {type(found).__name__} instead of a batch: expected a "
+        "pplab.runtime.Batch, or a pair "
         "(inputs, target) of tensors whose first dimension is the batch's"
     )
 
 
 def _generator(given: object) -> torch.Generator | None:
     """What a loader shuffles with, if it is its own."""
-    return getattr(getattr(given, "sampler", None), "generator", None) or getattr(given, "generator", None)
+    return getattr(getattr(given, "sampler", None), "generator", None) or getattr(
+        given, "generator", None
+    )

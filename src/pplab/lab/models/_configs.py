@@ -20,16 +20,32 @@ if TYPE_CHECKING:
 _DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 
 # What else says how large weights are.
-_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "intermediate_size", "hidden_dim", "d_ff", "vocab_size")
+_WIDTHS = (
+    "hidden_size",
+    "n_embd",
+    "d_model",
+    "dim",
+    "intermediate_size",
+    "hidden_dim",
+    "d_ff",
+    "vocab_size",
+)
 
 
 def checked_config(config: object) -> PreTrainedConfig:
-    """A config that was given; ValueError where it isn't one, or is one of a model that can't be."""
+    """A config that was given; ValueError where it isn't one, or is one of a model that can't
+    be.
+    """
     if not hasattr(config, "model_type") or not hasattr(config, "to_dict"):
-        expected = f"expected a config of transformers, a folder or a name on the hub, got a {type(config).__name__}"
+        expected = (
+            "expected a config of transformers, a folder or a name on the hub, got a "
+            f"{type(config).__name__}"
+        )
         raise ValueError(
-            f"{expected}: of a model give its .config, which is without weights, or the folder that its "
-            "save_pretrained(folder) made; or cut the model that is there, adapters and all, with peft's that of "
+            f"{expected}: of a model give its .config, which is without weights, or the folder "
+            "that its "
+            "save_pretrained(folder) made; or cut the model that is there, adapters and all, with "
+            "peft's that of "
             "get_base_model(): models.Modules(models.cut(model, 2), batches, loss)"
         )
     _check_sizes(config.to_dict(), type(config).__name__)
@@ -37,11 +53,14 @@ def checked_config(config: object) -> PreTrainedConfig:
 
 
 def config_in(folder: str) -> PreTrainedConfig:
-    """The config of a folder; FileNotFoundError without one, ValueError for what can't be made or can't be cut."""
+    """The config of a folder; FileNotFoundError without one, ValueError for what can't be made or
+    can't be cut.
+    """
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{folder} has no config.json: give a folder with a whole model, as model.save_pretrained(folder) makes it"
+            f"{folder} has no config.json: give a folder with a whole model, as "
+            "model.save_pretrained(folder) makes it"
         )
     try:
         said = json.loads(path.read_text())

@@ -1,9 +1,12 @@
-"""Cut a model into stages: the embedding goes with the first, the head with the last, the layers evenly or as told.
+"""Cut a model into stages: the embedding goes with the first, the head with the last, the layers
+evenly or as told.
 
-Of B samples with T tokens, what crosses from stage to stage is what crosses from layer to layer, the hidden states of
-shape (B, T, C), whatever the cut; on the way back it is their gradient, of the same shape:
+Of B samples with T tokens, what crosses from stage to stage is what crosses from layer to layer,
+the hidden states of shape (B, T, C), whatever the cut; on the way back it is their gradient, of the
+same shape:
 
-    tokens (B, T) -> [embedding, layers] -- (B, T, C) --> [layers] -- (B, T, C) --> [layers, head] -> scores
+    tokens (B, T) -> [embedding, layers] -- (B, T, C) --> [layers] -- (B, T, C) --> [layers, head]
+    -> scores
 """
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ from torch import nn
 from ...errors import positive_int, shown
 from ...runtime import Workload
 
-MOST_LAYERS = 1_024  # of a stack: the deepest published model has 1,000 (DeepNet), and each takes some ms to make
+# of a stack: the deepest published model has 1,000 (DeepNet), and each takes some ms to make
+MOST_LAYERS = 1_024
 
 
 class LayeredModel(Workload):
-    """What the workloads of the course have in common: layers between two ends, cut evenly or as `cut` says.
+    """What the workloads of the course have in common: layers between two ends, cut evenly or as
+    `cut` says.
 
-    A subclass is a frozen dataclass that has these two, and `build_whole()`, the same weights at every call.
+    A subclass is a frozen dataclass that has these two, and `build_whole()`, the same weights at
+    every call.
     """
 
     num_layers: int
@@ -62,8 +68,11 @@ def check_depth(name: str, value: object) -> None:
         raise ValueError(f"{name} must be an integer from 1 to {MOST_LAYERS:,}, got {shown(value)}")
 
 
-def layer_ranges(num_layers: int, num_stages: int, layers: Sequence[int] | None = None) -> list[range]:
-    """Contiguous layers for every stage: as many as `layers` says, or evenly, where the first ones take what is left.
+def layer_ranges(
+    num_layers: int, num_stages: int, layers: Sequence[int] | None = None
+) -> list[range]:
+    """Contiguous layers for every stage: as many as `layers` says, or evenly, where the first ones
+    take what is left.
 
     >>> layer_ranges(6, 4)
     [range(0, 2), range(2, 4), range(4, 5), range(5, 6)]
@@ -77,7 +86,8 @@ def layer_ranges(num_layers: int, num_stages: int, layers: Sequence[int] | None 
 
 
 def check_layers(num_layers: int, num_stages: int, layers: Sequence[int] | None = None) -> None:
-    """Raise ValueError when there are more stages than layers, or when `layers`, a count per stage, doesn't fit.
+    """Raise ValueError when there are more stages than layers, or when `layers`, a count per stage,
+    doesn't fit.
 
     Only the first and the last stage may have none: they hold the embedding and the head.
     """
@@ -85,7 +95,8 @@ def check_layers(num_layers: int, num_stages: int, layers: Sequence[int] | None 
         _check_counts(num_layers, num_stages, tuple(layers))
     elif positive_int("num_stages", num_stages) > num_layers:
         raise ValueError(
-            f"{num_layers} layers can't make {num_stages} stages: a stage needs at least one layer. "
+            f"{num_layers} layers can't make {num_stages} stages: a stage needs at least one "
+            "layer. "
             f"Use at most {num_layers} stages, or a deeper model"
         )
 
@@ -95,13 +106,17 @@ def _check_counts(num_layers: int, num_stages: int, layers: tuple[int, ...]) -> 
         raise ValueError(f"cut must be whole numbers of at least 0, got {layers!r}")
     if len(layers) != positive_int("num_stages", num_stages):
         raise ValueError(
-            f"cut={layers} is for {len(layers)} stages, and the schedule has {num_stages}: give one count per stage"
+            f"cut={layers} is for {len(layers)} stages, and the schedule has {num_stages}: give "
+            "one count per stage"
         )
     if sum(layers) != num_layers:
-        raise ValueError(f"cut={layers} places {sum(layers)} layers, and the model has {num_layers}")
+        raise ValueError(
+            f"cut={layers} places {sum(layers)} layers, and the model has {num_layers}"
+        )
     if 0 in layers[1:-1]:
         raise ValueError(
-            f"stage {layers.index(0, 1)} of cut={layers} would be empty: only the first stage, which has the "
+            f"stage {layers.index(0, 1)} of cut={layers} would be empty: only the first stage, "
+            "which has the "
             "embedding, and the last, which has the head, may have no layer"
         )
 
@@ -113,9 +128,10 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
 
     `models.Modules(cut(model, 2), batches, loss)` trains a model that you have in hand.
 
-    The first stage takes the model's inputs, every other one the previous stage's output, the last one returns the
-    model's output. Cuts pplab's GPT, nn.Sequential and models of transformers (`from_transformers` lists them); raises
-    ValueError for another model and for more stages than layers.
+    The first stage takes the model's inputs, every other one the previous stage's output, the last
+    one returns the model's output. Cuts pplab's GPT, nn.Sequential and models of transformers
+    (`from_transformers` lists them); raises ValueError for another model and for more stages than
+    layers.
 
     >>> [len(stage) for stage in cut(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), 2)]
     [2, 1]
@@ -127,15 +143,20 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
         return [model.part(r, i == 0, i == num_stages - 1) for i, r in enumerate(ranges)]
     if isinstance(model, nn.Sequential):
         children = list(model._modules.items())  # a layer that stands here twice, twice
-        return [_named(children[r.start : r.stop]) for r in layer_ranges(len(children), num_stages, layers)]
+        return [
+            _named(children[r.start : r.stop])
+            for r in layer_ranges(len(children), num_stages, layers)
+        ]
     from ._families import FAMILIES, parts
 
     known = [family.model for family in FAMILIES.values()]
     if type(model).__name__ in known:
         return list(parts(model, num_stages, layers))
     raise ValueError(
-        f"don't know how to cut a {type(model).__name__}: pplab cuts GPT, nn.Sequential and transformers' "
-        f"{', '.join(known)}, adapters and all (with peft's the model of get_base_model()). For another model make the "
+        f"don't know how to cut a {type(model).__name__}: pplab cuts GPT, nn.Sequential and "
+        "transformers' "
+        f"{', '.join(known)}, adapters and all (with peft's the model of get_base_model()). For "
+        "another model make the "
         "stages yourself and pass models.Modules([stage0, stage1, ...])"
     )
 

@@ -1,4 +1,6 @@
-"""DistilBERT for review classification: the hub's, one in a folder, or a small one that reads bytes."""
+"""DistilBERT for review classification: the hub's, one in a folder, or a small one that reads
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from ...optional import bring
 from ._transformers import TransformersModel, from_transformers
 
 CHECKPOINT = "distilbert/distilbert-base-uncased"
-REVISION = "12040accade4e8a0f71eabdb258fecc2e7e948be"  # of CHECKPOINT: what is fetched is always the same
+# of CHECKPOINT: what is fetched is always the same
+REVISION = "12040accade4e8a0f71eabdb258fecc2e7e948be"
 SMALL = {"dim": 128, "hidden_dim": 512, "n_heads": 4, "n_layers": 8, "max_position_embeddings": 128}
 
 
@@ -23,17 +26,24 @@ def distilbert(
 ) -> TransformersModel:
     """DistilBERT on reviews of `length` tokens.
 
-    `checkpoint`: "auto" takes the hub's model, or the small one where the hub can't be reached; "small"; or a name on
-    the hub or a folder, which must be there (OSError otherwise). The other arguments are those of `from_transformers`.
+    `checkpoint`: "auto" takes the hub's model, or the small one where the hub can't be reached;
+    "small"; or a name on the hub or a folder, which must be there (OSError otherwise). The other
+    arguments are those of `from_transformers`.
     """
     options = {"batch_size": batch_size, "length": length, "source": source, "cut": cut}
     name, said = CHECKPOINT if checkpoint == "auto" else checkpoint, ""
     if checkpoint != "small":
         try:
-            return from_transformers(name, revision=REVISION if name == CHECKPOINT else None, **options)
+            return from_transformers(
+                name, revision=REVISION if name == CHECKPOINT else None, **options
+            )
         except OSError as error:
             if checkpoint != "auto":
                 raise OSError(f'{error}, or use checkpoint="small" or "auto"') from error
             said = f" (the hub's {CHECKPOINT} can't be reached)"
-    made = from_transformers(bring("transformers").DistilBertConfig(vocab_size=256, **SMALL), **options)
-    return replace(made, notes=(made.notes[0], f"model: small DistilBERT with random weights{said}"))
+    made = from_transformers(
+        bring("transformers").DistilBertConfig(vocab_size=256, **SMALL), **options
+    )
+    return replace(
+        made, notes=(made.notes[0], f"model: small DistilBERT with random weights{said}")
+    )

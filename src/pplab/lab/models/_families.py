@@ -1,8 +1,9 @@
-"""transformers' models in stages: what a family's model is called, where its layers are, what belongs before and after.
+"""transformers' models in stages: what a family's model is called, where its layers are, what
+belongs before and after.
 
-A stage is transformers' own model in which `Elsewhere` stands for whatever other stages have. So it is transformers
-that makes masks, positions and rotary embeddings of what every rank has (attention mask, position ids), and weights
-keep the names of the original model.
+A stage is transformers' own model in which `Elsewhere` stands for whatever other stages have. So it
+is transformers that makes masks, positions and rotary embeddings of what every rank has (attention
+mask, position ids), and weights keep the names of the original model.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Family:
     model: str
     task: str  # "causal", "classification" or "seq2seq"
     stacks: tuple[Stack, ...]
-    context: tuple[str, ...]  # what a batch may have beside input ids and labels; every stage gets it
+    # what a batch may have beside input ids and labels; every stage gets it
+    context: tuple[str, ...]
 
 
 def _decoder(model: str) -> Family:
@@ -55,11 +57,15 @@ def _t5(part: str, before: Sequence[str], after: Sequence[str]) -> Stack:
 
 
 _GPT2 = Stack(
-    "transformer.h", ("transformer.wte", "transformer.wpe", "transformer.drop"), ("transformer.ln_f", "lm_head")
+    "transformer.h",
+    ("transformer.wte", "transformer.wpe", "transformer.drop"),
+    ("transformer.ln_f", "lm_head"),
 )
 _BERT = Stack("bert.encoder.layer", ("bert.embeddings",), ("bert.pooler", "dropout", "classifier"))
 _DISTILBERT = Stack(
-    "distilbert.transformer.layer", ("distilbert.embeddings",), ("pre_classifier", "dropout", "classifier")
+    "distilbert.transformer.layer",
+    ("distilbert.embeddings",),
+    ("pre_classifier", "dropout", "classifier"),
 )
 _BATCH = ("attention_mask", "position_ids")
 
@@ -69,8 +75,12 @@ FAMILIES = {  # by the model_type of a config
     "qwen2": _decoder("Qwen2ForCausalLM"),
     "qwen3": _decoder("Qwen3ForCausalLM"),
     "gpt2": Family("GPT2LMHeadModel", "causal", (_GPT2,), _BATCH),
-    "bert": Family("BertForSequenceClassification", "classification", (_BERT,), (*_BATCH, "token_type_ids")),
-    "distilbert": Family("DistilBertForSequenceClassification", "classification", (_DISTILBERT,), _BATCH),
+    "bert": Family(
+        "BertForSequenceClassification", "classification", (_BERT,), (*_BATCH, "token_type_ids")
+    ),
+    "distilbert": Family(
+        "DistilBertForSequenceClassification", "classification", (_DISTILBERT,), _BATCH
+    ),
     "t5": Family(
         "T5ForConditionalGeneration",
         "seq2seq",
@@ -85,14 +95,18 @@ def family_of(model_type: object) -> Family:
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     raise ValueError(
-        f"don't know where a model of type {model_type!r} can be cut: known types: {', '.join(FAMILIES)}. For another "
-        "one make the stages yourself: pass models.Modules([stage0, stage1, ...]), or write a runtime.Workload"
+        f"don't know where a model of type {model_type!r} can be cut: known types: "
+        f"{', '.join(FAMILIES)}. For another "
+        "one make the stages yourself: pass models.Modules([stage0, stage1, ...]), or write a "
+        "runtime.Workload"
     )
 
 
 class Elsewhere(nn.Module):
-    """Stands where another stage has a module, and passes on the hidden states that come by: the first real-valued
-    tensor among what it is given. Where there is none, as for an embedding of positions, there is nothing to add."""
+    """Stands where another stage has a module, and passes on the hidden states that come by: the
+    first real-valued tensor among what it is given. Where there is none, as for an embedding of
+    positions, there is nothing to add.
+    """
 
     def __init__(self, outputs: int = 1):
         super().__init__()
@@ -108,17 +122,22 @@ class Elsewhere(nn.Module):
 
 
 class Part(nn.Module):
-    """One stage of a model of transformers: a range of its layers, with what goes before and after."""
+    """One stage of a model of transformers: a range of its layers, with what goes before and
+    after.
+    """
 
     def __init__(self, model: PreTrainedModel, is_first: bool, is_last: bool):
         super().__init__()
         self.is_first, self.is_last = is_first, is_last
-        self.__dict__["whole"] = model  # no child: parameters are to have the names that they have in the model
+        # no child: parameters are to have the names that they have in the model
+        self.__dict__["whole"] = model
         for name, child in model.named_children():
             self.add_module(name, child)
 
     def forward(self, x: Tensor, **context: Tensor) -> Tensor:
-        """Token ids (B, T) or hidden states (B, T, C) to hidden states, or to scores on the last stage."""
+        """Token ids (B, T) or hidden states (B, T, C) to hidden states, or to scores on the last
+        stage.
+        """
         given = {"input_ids" if self.is_first else "inputs_embeds": x, **context}
         if self.is_last:
             return self.whole(**given).logits
@@ -126,15 +145,24 @@ class Part(nn.Module):
 
 
 class EncoderDecoderPart(Part):
-    """A stage of an encoder-decoder. Between stages of the encoder cross its hidden states (B, T, C). From its last
-    layer on it is the encoder's output that crosses, behind the decoder's hidden states (B, U, C) where there are some
-    yet. Every rank has the attention mask and the decoder's input ids."""
+    """A stage of an encoder-decoder. Between stages of the encoder cross its hidden states (B, T,
+    C). From its last layer on it is the encoder's output that crosses, behind the decoder's hidden
+    states (B, U, C) where there are some yet. Every rank has the attention mask and the decoder's
+    input ids.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, is_first: bool, is_last: bool, encodes: bool, begins: bool, decodes: bool
+        self,
+        model: PreTrainedModel,
+        is_first: bool,
+        is_last: bool,
+        encodes: bool,
+        begins: bool,
+        decodes: bool,
     ):
         super().__init__(model, is_first, is_last)
-        self.encodes, self.decodes = encodes, decodes  # whether it has something of the encoder, of the decoder
+        # whether it has something of the encoder, of the decoder
+        self.encodes, self.decodes = encodes, decodes
         self.begins = begins  # whether it has the decoder's beginning
 
     def forward(
@@ -144,7 +172,9 @@ class EncoderDecoderPart(Part):
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Input ids (B, T), or what crosses from the stage before, to what crosses to the next one, or to scores."""
+        """Input ids (B, T), or what crosses from the stage before, to what crosses to the next one,
+        or to scores.
+        """
         model, encoded = self.whole, x[-1]
         if self.encodes:
             given = {"input_ids" if self.is_first else "inputs_embeds": encoded}
@@ -154,10 +184,15 @@ class EncoderDecoderPart(Part):
         given = {"input_ids": decoder_input_ids} if self.begins else {"inputs_embeds": x[0]}
         if self.is_last:
             given = {f"decoder_{name}": tensor for name, tensor in given.items()}
-            masks = {"attention_mask": attention_mask, "decoder_attention_mask": decoder_attention_mask}
+            masks = {
+                "attention_mask": attention_mask,
+                "decoder_attention_mask": decoder_attention_mask,
+            }
             return model(encoder_outputs=(encoded,), **given, **masks).logits
         masks = {"attention_mask": decoder_attention_mask, "encoder_attention_mask": attention_mask}
-        return model.decoder(encoder_hidden_states=encoded, **given, **masks).last_hidden_state, encoded
+        return model.decoder(
+            encoder_hidden_states=encoded, **given, **masks
+        ).last_hidden_state, encoded
 
 
 def clone(model: PreTrainedModel) -> PreTrainedModel:
@@ -187,12 +222,18 @@ class Share(NamedTuple):
     def elsewhere(self) -> list[str]:
         """The modules that other stages have."""
         stack = self.stack
-        layers = [f"{stack.layers}.{number}" for number in range(self.depth) if number not in self.own]
+        layers = [
+            f"{stack.layers}.{number}" for number in range(self.depth) if number not in self.own
+        ]
         return [*layers, *stack.before * (not self.has_first), *stack.after * (not self.has_last)]
 
 
 def shares(
-    family: Family, deep: Sequence[int], stage: int, num_stages: int, layers: Sequence[int] | None = None
+    family: Family,
+    deep: Sequence[int],
+    stage: int,
+    num_stages: int,
+    layers: Sequence[int] | None = None,
 ) -> list[Share]:
     """What a stage has of every stack, for a model with stacks so `deep`."""
     own = layer_ranges(sum(deep), num_stages, layers)[stage]
@@ -210,15 +251,22 @@ def shares(
 def names_held(found: Sequence[Share], names: Iterable[str]) -> list[str]:
     """Those of a model's names of tensors that a stage with these shares has."""
     lost = tuple(f"{name}." for share in found for name in share.elsewhere())
-    borrowed = tuple(f"{share.stack.layers}.0.{share.stack.shared}." for share in found if share.borrows)
+    borrowed = tuple(
+        f"{share.stack.layers}.0.{share.stack.shared}." for share in found if share.borrows
+    )
     return [name for name in names if name.startswith(borrowed) or not name.startswith(lost)]
 
 
-def parts(model: PreTrainedModel, num_stages: int, layers: Sequence[int] | None = None) -> list[Part]:
+def parts(
+    model: PreTrainedModel, num_stages: int, layers: Sequence[int] | None = None
+) -> list[Part]:
     """The stages of a model, which share its parameters and leave it as it is."""
     family = family_of(model.config.model_type)
     deep = depths(model, family)
-    return [part(clone(model), shares(family, deep, stage, num_stages, layers)) for stage in range(num_stages)]
+    return [
+        part(clone(model), shares(family, deep, stage, num_stages, layers))
+        for stage in range(num_stages)
+    ]
 
 
 def part(model: PreTrainedModel, found: Sequence[Share]) -> Part:
@@ -227,7 +275,8 @@ def part(model: PreTrainedModel, found: Sequence[Share]) -> Part:
         _take_out(model, share)
     for module in model.modules():
         if hasattr(module, "config"):
-            module.config.use_cache = False  # keys and values of earlier tokens are for generating text
+            # keys and values of earlier tokens are for generating text
+            module.config.use_cache = False
     is_first, is_last = found[0].has_first, found[-1].has_last
     if len(found) == 1:
         return Part(model, is_first, is_last)
@@ -244,14 +293,17 @@ def _take_out(model: PreTrainedModel, share: Share) -> None:
         _move_dropout(model, stack)
     first = _lend(layers[0], layers[share.own.start], stack) if share.borrows else None
     for name in share.elsewhere():
-        model.set_submodule(name, Elsewhere(stack.outputs if name.startswith(f"{stack.layers}.") else 1))
+        model.set_submodule(
+            name, Elsewhere(stack.outputs if name.startswith(f"{stack.layers}.") else 1)
+        )
     if first is not None:
         layers[0] = first
 
 
 def _lend(first: nn.Module, borrower: nn.Module, stack: Stack) -> Elsewhere:
-    """Let another layer compute what the first one otherwise computes for all. Returns what stands for the first layer
-    and keeps the weight under the name that it has in the model."""
+    """Let another layer compute what the first one otherwise computes for all. Returns what stands
+    for the first layer and keeps the weight under the name that it has in the model.
+    """
     where, _, name = stack.shared.rpartition(".")
     lent = first.get_submodule(stack.shared)
     attention = borrower.get_submodule(where)
@@ -266,7 +318,9 @@ def _lend(first: nn.Module, borrower: nn.Module, stack: Stack) -> Elsewhere:
 
 
 def _move_dropout(model: PreTrainedModel, stack: Stack) -> None:
-    """Put a dropout that is called at both ends of a stack into what is at each end: a stage may have one of them."""
+    """Put a dropout that is called at both ends of a stack into what is at each end: a stage may
+    have one of them.
+    """
     dropout = model.get_submodule(stack.dropout)
     for end in (stack.before[-1], stack.after[0]):
         module = model.get_submodule(end)

@@ -53,7 +53,9 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """What blocks have in common: attention to earlier tokens, and the norm of what comes behind it."""
+    """What blocks have in common: attention to earlier tokens, and the norm of what comes behind
+    it.
+    """
 
     attention = staticmethod(partial(functional.scaled_dot_product_attention, is_causal=True))
 
@@ -101,7 +103,9 @@ class Head(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT, or a part of one: the blocks it holds, with the embedding if they are the first, the head if the last."""
+    """A GPT, or a part of one: the blocks it holds, with the embedding if they are the first, the
+    head if the last.
+    """
 
     block = Block
 
@@ -109,14 +113,19 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.embedding: nn.Module | None = Embedding(config)
-        self.blocks = nn.ModuleDict({str(layer): self.block(config) for layer in range(config.num_layers)})
+        self.blocks = nn.ModuleDict(
+            {str(layer): self.block(config) for layer in range(config.num_layers)}
+        )
         self.head: nn.Module | None = Head(config)
         if config.tied:
-            nn.init.normal_(self.embedding.token.weight, std=config.width**-0.5)  # for scores of about 1
+            # for scores of about 1
+            nn.init.normal_(self.embedding.token.weight, std=config.width**-0.5)
             self.head.scores.weight = self.embedding.token.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (B, T) or an earlier part's (B, T, C) to scores (B, T, vocabulary) or (B, T, C)."""
+        """Tokens (B, T) or an earlier part's (B, T, C) to scores (B, T, vocabulary) or (B, T,
+        C).
+        """
         if self.embedding is not None:
             x = self.embedding(x)
         for block in self.blocks.values():
@@ -124,8 +133,9 @@ class GPT(nn.Module):
         return x if self.head is None else self.head(x)
 
     def part(self, layers: range, is_first: bool, is_last: bool) -> GPT:
-        """The stage with these layers, with the embedding if first and the head if last. It shares the model's
-        parameters and keeps their names."""
+        """The stage with these layers, with the embedding if first and the head if last. It shares
+        the model's parameters and keeps their names.
+        """
         stage = GPT.__new__(GPT)
         nn.Module.__init__(stage)
         stage.config = self.config
@@ -151,7 +161,8 @@ class LanguageModel(LayeredModel):
         """The model's sizes in words."""
         c = self.config
         sizes = (
-            f"{c.num_layers} layers of width {c.width}{self.cut_in_words}, batch {self.batch_size} x {c.context} bytes"
+            f"{c.num_layers} layers of width {c.width}{self.cut_in_words}, batch {self.batch_size} "
+            f"x {c.context} bytes"
         )
         return f"GPT with {sizes}{', tied' * c.tied}"
 
@@ -176,7 +187,9 @@ class LanguageModel(LayeredModel):
     def batch(self, step: int) -> Batch:
         """The rows of a step: inputs (B, T), and as target the same rows one byte later."""
         first = step * self.batch_size
-        rows = self.tokens[[i % len(self.tokens) for i in range(first, first + self.batch_size)]].long()
+        rows = self.tokens[
+            [i % len(self.tokens) for i in range(first, first + self.batch_size)]
+        ].long()
         return Batch((rows[:, :-1],), rows[:, 1:])
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
@@ -184,11 +197,14 @@ class LanguageModel(LayeredModel):
         return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def gpt(*, batch_size: int = 32, source: str = "auto", cut: Sequence[int] | None = None, **sizes: int) -> LanguageModel:
-    """A GPT that learns to continue reviews. `sizes` are GPTConfig's (`tied=True` shares the head's weight with the
-    embedding); `source` is that of `pplab.lab.data.reviews`.
+def gpt(
+    *, batch_size: int = 32, source: str = "auto", cut: Sequence[int] | None = None, **sizes: int
+) -> LanguageModel:
+    """A GPT that learns to continue reviews. `sizes` are GPTConfig's (`tied=True` shares the head's
+    weight with the embedding); `source` is that of `pplab.lab.data.reviews`.
 
-    `cut`: how many layers each stage gets; evenly when left out. The first and the last may have none.
+    `cut`: how many layers each stage gets; evenly when left out. The first and the last may have
+    none.
 
     >>> model = gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16, cut=(1, 3))
     >>> print(model.name)
@@ -205,5 +221,9 @@ def gpt(*, batch_size: int = 32, source: str = "auto", cut: Sequence[int] | None
     tokens = torch.frombuffer(bytearray(text[: rows * width]), dtype=torch.uint8).view(rows, width)
     notes = (f"text: {found.source}",)
     return LanguageModel(
-        config, positive_int("batch_size", batch_size), tokens, notes, None if cut is None else tuple(cut)
+        config,
+        positive_int("batch_size", batch_size),
+        tokens,
+        notes,
+        None if cut is None else tuple(cut),
     )

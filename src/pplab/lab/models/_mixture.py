@@ -1,4 +1,6 @@
-"""A small GPT whose blocks have a mixture of experts in place of the MLP: every token goes to a few of them."""
+"""A small GPT whose blocks have a mixture of experts in place of the MLP: every token goes to a few
+of them.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class MixtureConfig(GPTConfig):
             positive_int(name, getattr(self, name))
         if self.experts_per_token > self.num_experts:
             raise ValueError(
-                f"experts_per_token is {self.experts_per_token}, and there are {self.num_experts} experts: take fewer, "
+                f"experts_per_token is {self.experts_per_token}, and there are {self.num_experts} "
+                "experts: take fewer, "
                 "or more experts"
             )
 
@@ -50,10 +53,11 @@ class Expert(nn.Module):
 
 
 class MixtureBlock(Attention):
-    """Attention to earlier tokens, then for every token the experts that its router chooses; both add to what comes in.
+    """Attention to earlier tokens, then for every token the experts that its router chooses; both
+    add to what comes in.
 
-    No token is dropped: an expert takes as many as are sent to it. `wire` is how tokens get to experts on other ranks;
-    None where all experts are here.
+    No token is dropped: an expert takes as many as are sent to it. `wire` is how tokens get to
+    experts on other ranks; None where all experts are here.
     """
 
     wire: Wire | None = None
@@ -82,7 +86,9 @@ class MixtureBlock(Attention):
         return x + (made * weights[..., None]).sum(1).view_as(x)
 
     def run_experts(self, tokens: Tensor, counts: Tensor) -> Tensor:
-        """(N, C) to (N, C): `counts[rank][expert]` tokens came from each rank for each expert that is here."""
+        """(N, C) to (N, C): `counts[rank][expert]` tokens came from each rank for each expert that
+        is here.
+        """
         pieces = tokens.split(counts.flatten().tolist())
         count = len(self.experts)
         made = [
@@ -108,7 +114,10 @@ class Mixture(LanguageModel):
     def name(self) -> str:
         """The model's sizes in words."""
         c = self.config
-        return f"{super().name}, {c.experts_per_token} of {c.num_experts} experts of width {c.expert_width} per token"
+        return (
+            f"{super().name}, {c.experts_per_token} of {c.num_experts} experts of width "
+            f"{c.expert_width} per token"
+        )
 
 
 def mixture(
@@ -117,7 +126,8 @@ def mixture(
     """A mixture of experts that learns to continue reviews. `sizes` are GPTConfig's, `num_experts`,
     `experts_per_token` and `expert_width`; the rest is as for `gpt`.
 
-    >>> model = mixture(batch_size=4, source="sample", num_layers=4, width=32, context=16, num_experts=8)
+    >>> sizes = dict(num_layers=4, width=32, context=16, num_experts=8)
+    >>> model = mixture(batch_size=4, source="sample", **sizes)
     >>> print(model.name)
     GPT with 4 layers of width 32, batch 4 x 16 bytes, 2 of 8 experts of width 128 per token
     >>> model.build_stage(0, 2)(*model.batch(step=0).inputs).shape

@@ -18,10 +18,11 @@ from ._cutting import check_layers, layer_ranges, weights_of
 
 
 class Chain(nn.Module):
-    """Modules called one after the other, each with what the one before returned and what it takes of the context.
+    """Modules called one after the other, each with what the one before returned and what it takes
+    of the context.
 
-    A tuple is one argument, as in nn.Sequential; the modules in `starts`, all if left out, take its tensors as
-    arguments of their own, as stages do.
+    A tuple is one argument, as in nn.Sequential; the modules in `starts`, all if left out, take its
+    tensors as arguments of their own, as stages do.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], starts: Collection[str] | None = None):
@@ -34,7 +35,8 @@ class Chain(nn.Module):
     def forward(self, *x: Tensor, **context: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Run the chain."""
         value = x[0] if len(x) == 1 else x
-        for name, module in self._modules.items():  # a module that stands here twice is called twice
+        # a module that stands here twice is called twice
+        for name, module in self._modules.items():
             takes = self.takes[name]
             own = {key: tensor for key, tensor in context.items() if takes is None or key in takes}
             value = module(*as_tuple(value), **own) if name in self.starts else module(value, **own)
@@ -44,23 +46,26 @@ class Chain(nn.Module):
 class Modules(Workload):
     """A workload from modules that you bring, with batches and a loss.
 
-    `model` is an nn.Sequential, which is cut by its children into as many stages as a schedule has, evenly or as `cut`
-    says (how many children each stage gets); or a list of modules, one per stage. Parameters have the names that they
-    have in the Sequential, whatever the cut, so `Checkpoint.open(path).load(model)` gives it what a run has learned.
-    In a list they are named by their position in all stages, where a Sequential counts for as many as it has children.
-    A weight that several modules share stays one weight.
+    `model` is an nn.Sequential, which is cut by its children into as many stages as a schedule has,
+    evenly or as `cut` says (how many children each stage gets); or a list of modules, one per
+    stage. Parameters have the names that they have in the Sequential, whatever the cut, so
+    `Checkpoint.open(path).load(model)` gives it what a run has learned. In a list they are named by
+    their position in all stages, where a Sequential counts for as many as it has children. A weight
+    that several modules share stays one weight.
 
-    `batches` is a `Batch`, the same for every step; a function that makes the batch of a step from its number; or
-    something to go through: a list of batches, or a DataLoader that gives the same ones every time, whose end ends the
-    run (`models.epochs(loader)` begins again). A batch may also be a pair (inputs, target). Of the batch's `context`,
-    every module gets what its `forward` names.
+    `batches` is a `Batch`, the same for every step; a function that makes the batch of a step from
+    its number; or something to go through: a list of batches, or a DataLoader that gives the same
+    ones every time, whose end ends the run (`models.epochs(loader)` begins again). A batch may also
+    be a pair (inputs, target). Of the batch's `context`, every module gets what its `forward`
+    names.
 
-    `reduction` says whether the loss is the mean or the sum over the samples, and `weight(batch)`, where it isn't as
-    many as there are samples, how many of `batch.target` a mean is over. `overlap(first, second)` may run the two
-    halves of an overlap at once: it is given functions without arguments, and returns what both return.
+    `reduction` says whether the loss is the mean or the sum over the samples, and `weight(batch)`,
+    where it isn't as many as there are samples, how many of `batch.target` a mean is over.
+    `overlap(first, second)` may run the two halves of an overlap at once: it is given functions
+    without arguments, and returns what both return.
 
-    The modules travel to the ranks with their weights. Their classes, the loss and other functions must be importable
-    there: what a notebook defines is not.
+    The modules travel to the ranks with their weights. Their classes, the loss and other functions
+    must be importable there: what a notebook defines is not.
     """
 
     def __init__(
@@ -76,14 +81,20 @@ class Modules(Workload):
         name: str = "modules",
     ):
         if reduction not in ("mean", "sum"):
-            raise ValueError(f'reduction must be "mean" or "sum", as the loss does it, got {reduction!r}')
+            raise ValueError(
+                f'reduction must be "mean" or "sum", as the loss does it, got {reduction!r}'
+            )
         self.stages = None if _is_plain(model) else _listed(model)
-        self.children, self.starts = (dict(model._modules), frozenset()) if self.stages is None else _flat(self.stages)
+        self.children, self.starts = (
+            (dict(model._modules), frozenset()) if self.stages is None else _flat(self.stages)
+        )
         for child, module in self.children.items():
             if any(map(is_parametrized, module.modules())):
                 raise ValueError(
-                    f"module {child} has parametrizations (torch.nn.utils.parametrizations), with which torch doesn't "
-                    "send a module to another process: write a Workload, whose build_stage makes it there"
+                    f"module {child} has parametrizations (torch.nn.utils.parametrizations), with "
+                    "which torch doesn't "
+                    "send a module to another process: write a Workload, whose build_stage makes "
+                    "it there"
                 )
         self.num_layers = len(self.children) if self.stages is None else None
         self.cut = None if cut is None else tuple(cut)
@@ -94,21 +105,29 @@ class Modules(Workload):
         self.reduction, self.overlap, self.name = reduction, overlap, name
         target = Modules.batch(self, 0).target  # a subclass may not be ready to make its own
         if not target.dim():
-            raise ValueError("the batch's target is a single number: its first dimension must be the batch's samples")
+            raise ValueError(
+                "the batch's target is a single number: its first dimension must be the batch's "
+                "samples"
+            )
         self.batch_size = len(target)
         self.batches.restart()
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError unless there is one module per stage, or the model can be cut into so many stages."""
+        """Raise ValueError unless there is one module per stage, or the model can be cut into so
+        many stages.
+        """
         if self.stages is None:
             check_layers(self.num_layers, num_stages, self.cut)
         elif num_stages != len(self.stages):
             raise ValueError(
-                f"the schedule has {num_stages} stages, and {len(self.stages)} modules were given: give one module per "
+                f"the schedule has {num_stages} stages, and {len(self.stages)} modules were given: "
+                "give one module per "
                 "stage, or one nn.Sequential, which is cut into as many as a schedule has"
             )
         elif self.cut:
-            raise ValueError("cut says how to cut an nn.Sequential, and stages were given: leave it out")
+            raise ValueError(
+                "cut says how to cut an nn.Sequential, and stages were given: leave it out"
+            )
 
     def stage_bytes(self, num_stages: int) -> tuple[int, ...]:
         """Bytes of every stage's weights."""
@@ -138,7 +157,8 @@ class Modules(Workload):
         known = {key for each in takes for key in each or ()}
         if None not in takes and (strange := batch.context.keys() - known):
             raise ValueError(
-                f"no module takes the batch's context {', '.join(sorted(strange))}: their forwards name "
+                f"no module takes the batch's context {', '.join(sorted(strange))}: their forwards "
+                "name "
                 f"{', '.join(sorted(known)) or 'nothing but what comes from the module before'}"
             )
         return batch
@@ -161,39 +181,57 @@ class Modules(Workload):
             ends = list(accumulate(len(_names(module)) for module in self.stages))
             ranges = list(zip([0, *ends], ends, strict=False))
         parts = [names[start:end] for start, end in ranges]
-        return [Chain({name: self.children[name] for name in part}, self.starts & {*part}) for part in parts]
+        return [
+            Chain({name: self.children[name] for name in part}, self.starts & {*part})
+            for part in parts
+        ]
 
 
 def keywords(module: nn.Module) -> frozenset[str] | None:
-    """What a module's forward can be told by name, beside its first argument; None where that is anything."""
+    """What a module's forward can be told by name, beside its first argument; None where that is
+    anything.
+    """
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
     except ValueError:  # of a compiled one
         return None
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return None
-    return frozenset(p.name for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)) | {
-        p.name for p in parameters[:1] if p.kind is p.KEYWORD_ONLY
-    }
+    return frozenset(
+        p.name for p in parameters[1:] if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ) | {p.name for p in parameters[:1] if p.kind is p.KEYWORD_ONLY}
 
 
 def _listed(model: object) -> list[nn.Module]:
     """The stages of a list; ValueError for anything else, which says where it could be cut."""
-    if isinstance(model, (list, tuple, nn.ModuleList)) and model and all(isinstance(x, nn.Module) for x in model):
+    if (
+        isinstance(model, (list, tuple, nn.ModuleList))
+        and model
+        and all(isinstance(x, nn.Module) for x in model)
+    ):
         return list(model)
-    what = f"Modules takes an nn.Sequential or a list of one module per stage, got {shown(type(model).__name__)}"
+    what = (
+        "Modules takes an nn.Sequential or a list of one module per stage, got "
+        f"{shown(type(model).__name__)}"
+    )
     if not isinstance(model, nn.Module):
         raise ValueError(what)
     if isinstance(model, nn.Sequential):
         raise ValueError(
-            f"this {type(model).__name__} is empty, has hooks, or a forward of its own, which a cut would lose: put "
+            f"this {type(model).__name__} is empty, has hooks, or a forward of its own, which a "
+            "cut would lose: put "
             "hooks on its layers, or give its parts in a list, one per stage"
         )
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     rows = [name for name, each in model.named_modules() if name and isinstance(each, lists)]
-    where = f"between the modules of {', '.join(rows)}" if rows else "nowhere that can be seen from outside"
+    where = (
+        f"between the modules of {', '.join(rows)}"
+        if rows
+        else "nowhere that can be seen from outside"
+    )
     raise ValueError(
-        f"{what}, whose forward only its author can cut: it could be cut {where}. Make a stage of what comes before "
+        f"{what}, whose forward only its author can cut: it could be cut {where}. Make a stage of "
+        "what comes before "
         "a cut and one of what comes behind, or write a pplab.runtime.Workload"
     )
 
@@ -204,10 +242,17 @@ def _names(module: nn.Module) -> list[str]:
 
 
 def _is_plain(module: object) -> bool:
-    """Whether this is a Sequential that calls its children, and nothing else: no hook would be lost with it."""
+    """Whether this is a Sequential that calls its children, and nothing else: no hook would be lost
+    with it.
+    """
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return False
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    hooks = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
     return len(module) > 0 and not any(hooks)
 
 

@@ -1,8 +1,10 @@
-"""A GPT that is trained slice by slice: a microbatch goes through the pipeline as pieces of its sequences.
+"""A GPT that is trained slice by slice: a microbatch goes through the pipeline as pieces of its
+sequences.
 
-A slice's queries look at the keys of its own tokens and of all before them. So on every stage each block keeps a
-sequence's keys and values from slice to slice. Backwards come in the opposite order: a slice's gives gradients to the
-keys and values of the slices before it, which wait there until those slices' own backwards take them.
+A slice's queries look at the keys of its own tokens and of all before them. So on every stage each
+block keeps a sequence's keys and values from slice to slice. Backwards come in the opposite order:
+a slice's gives gradients to the keys and values of the slices before it, which wait there until
+those slices' own backwards take them.
 """
 
 from __future__ import annotations
@@ -31,16 +33,22 @@ class Place(NamedTuple):
 
 
 class Carried:
-    """A block's attention to earlier tokens, with what it carries between the slices of a microbatch."""
+    """A block's attention to earlier tokens, with what it carries between the slices of a
+    microbatch.
+    """
 
     def __init__(self) -> None:
         self.at: Place | None = None  # None: a whole sequence
-        self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}  # microbatch -> of every slice so far: keys, values
-        self.due: dict[int, list[tuple]] = {}  # microbatch -> of the slices that wait: their gradients, and `hold`'s
+        # microbatch -> of every slice so far: keys, values
+        self.kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        # microbatch -> of the slices that wait: their gradients, and `hold`'s
+        self.due: dict[int, list[tuple]] = {}
         self.hold: Callable[[Tensor], object] | None = None  # see `Stage`
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """A slice's queries, keys and values, (B, heads, t, C / heads) each, to what its tokens take of all."""
+        """A slice's queries, keys and values, (B, heads, t, C / heads) each, to what its tokens
+        take of all.
+        """
         if self.at is None:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return SliceAttention.apply(q, k, v, self, self.at)
@@ -50,7 +58,8 @@ class Carried:
         kept = self.kept.setdefault(place.microbatch, [])
         if len(kept) < place.slice:
             raise ValueError(
-                f"slice {place.slice} of microbatch {place.microbatch} runs forward before slice {len(kept)}, whose "
+                f"slice {place.slice} of microbatch {place.microbatch} runs forward before slice "
+                f"{len(kept)}, whose "
                 f"keys and values it needs: {_REMEDY}"
             )
         del kept[place.slice :]  # when it runs again, or what a pass without backwards has left
@@ -62,12 +71,14 @@ class Carried:
         return torch.cat(keys, 2), torch.cat(values, 2)
 
     def give(self, place: Place, of_keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Leave the gradients that a slice's backward has for earlier slices; returns its own, those that were left
-        for it included. ValueError when a later slice's are still to come."""
+        """Leave the gradients that a slice's backward has for earlier slices; returns its own,
+        those that were left for it included. ValueError when a later slice's are still to come.
+        """
         m, kept = place.microbatch, self.kept[place.microbatch]
         if len(kept) != place.slice + 1:
             raise ValueError(
-                f"slice {place.slice} of microbatch {m} runs backward before slice {len(kept) - 1}, which has "
+                f"slice {place.slice} of microbatch {m} runs backward before slice "
+                f"{len(kept) - 1}, which has "
                 f"gradients for its keys and values: {_REMEDY}"
             )
         lengths = [k.shape[2] for k, _ in kept]
@@ -88,8 +99,10 @@ class Carried:
 
 
 class SliceAttention(torch.autograd.Function):
-    """Causal attention of a slice's queries to the keys of all tokens so far. The scores are computed a second time in
-    the backward, as FlashAttention's are: a slice keeps its own queries, keys and values, and nothing of others."""
+    """Causal attention of a slice's queries to the keys of all tokens so far. The scores are
+    computed a second time in the backward, as FlashAttention's are: a slice keeps its own queries,
+    keys and values, and nothing of others.
+    """
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, carried: Carried, place: Place) -> Tensor:
@@ -108,31 +121,44 @@ class SliceAttention(torch.autograd.Function):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The queries are the last of all tokens': (B, heads, t, d) and twice (B, heads, T, d) to (B, heads, t, d).
+    """The queries are the last of all tokens': (B, heads, t, d) and twice (B, heads, T, d) to (B,
+    heads, t, d).
 
-    Scores of later tokens in the slice itself are computed and masked: a slice's work is t T, and that of a kernel
-    which leaves them out would be t (T - t / 2).
+    Scores of later tokens in the slice itself are computed and masked: a slice's work is t T, and
+    that of a kernel which leaves them out would be t (T - t / 2).
     """
     length, total = q.shape[2], keys.shape[2]
     seen = torch.ones(length, total, dtype=torch.bool, device=q.device).tril(total - length)
     return functional.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
 
 
-_REMEDY = 'take a schedule of slices, such as pplab.build("Seq1F1B", ..., slices=k), with the k of the workload'
+_REMEDY = (
+    'take a schedule of slices, such as pplab.build("Seq1F1B", ..., slices=k), with the k of the '
+    "workload"
+)
 
 
 class SlicedGPT(GPT):
-    """A GPT, or a part of one, whose blocks carry keys and values. Given no `place`, it takes whole sequences."""
+    """A GPT, or a part of one, whose blocks carry keys and values. Given no `place`, it takes whole
+    sequences.
+    """
 
     def __init__(self, part: GPT):
         nn.Module.__init__(self)
-        self.config, self.embedding, self.blocks, self.head = part.config, part.embedding, part.blocks, part.head
+        self.config, self.embedding, self.blocks, self.head = (
+            part.config,
+            part.embedding,
+            part.blocks,
+            part.head,
+        )
         self.carried = [Carried() for _ in self.blocks]
         for block, carried in zip(self.blocks.values(), self.carried, strict=True):
             block.attention = carried
 
     def forward(self, x: Tensor, place: Tensor | None = None) -> Tensor:
-        """Tokens (B, t) or an earlier part's (B, t, C) to scores (B, t, vocabulary) or (B, t, C)."""
+        """Tokens (B, t) or an earlier part's (B, t, C) to scores (B, t, vocabulary) or (B, t,
+        C).
+        """
         at = None if place is None else Place(*place.tolist())
         for carried in self.carried:
             carried.at = at
@@ -146,7 +172,9 @@ class Slice(Batch):
     """A slice of a microbatch; its `place` is read by the host."""
 
     def to(self, device: torch.device) -> Batch:
-        """The slice on `device`, but for its place: a GPU that were asked for it would have to be waited for."""
+        """The slice on `device`, but for its place: a GPU that were asked for it would have to be
+        waited for.
+        """
         return replace(super().to(device), context=self.context)
 
 
@@ -157,11 +185,14 @@ class SlicedBatch(Batch):
     lengths: tuple[int, ...] = field(kw_only=True)
 
     def microbatches(self, num_microbatches: int) -> list:
-        """Slice j of microbatch m, of k slices, is number m k + j. ValueError when that isn't all of a microbatch's."""
+        """Slice j of microbatch m, of k slices, is number m k + j. ValueError when that isn't all
+        of a microbatch's.
+        """
         count, rest = divmod(num_microbatches, len(self.lengths))
         if rest:
             raise ValueError(
-                f"{num_microbatches} slices don't make microbatches of {len(self.lengths)} slices each: {_REMEDY}"
+                f"{num_microbatches} slices don't make microbatches of {len(self.lengths)} slices "
+                f"each: {_REMEDY}"
             )
         bounds = [*enumerate(pairwise(accumulate(self.lengths, initial=0)))]
         found = []
@@ -175,8 +206,10 @@ class SlicedBatch(Batch):
 @LayeredModel.register
 @dataclass(frozen=True)
 class Sliced:
-    """A language model whose microbatches are trained in slices of `lengths` tokens. See `sliced`. In all else it is
-    the model; the whole takes whole sequences: what gradients are compared with owes nothing to slices."""
+    """A language model whose microbatches are trained in slices of `lengths` tokens. See `sliced`.
+    In all else it is the model; the whole takes whole sequences: what gradients are compared with
+    owes nothing to slices.
+    """
 
     model: LanguageModel
     lengths: tuple[int, ...]
@@ -192,7 +225,8 @@ class Sliced:
         return self.model.batch_size * len(self.lengths)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "model" or name.startswith("__"):  # not there yet: an instance is being unpickled
+        # not there yet: an instance is being unpickled
+        if name == "model" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.model, name)
 
@@ -211,14 +245,16 @@ class Sliced:
 
 
 def sliced(model: LanguageModel, slices: int | Sequence[int]) -> LayeredModel:
-    """`model`, trained in slices of its sequences: in so many equal ones, or in slices of these numbers of tokens.
+    """`model`, trained in slices of its sequences: in so many equal ones, or in slices of these
+    numbers of tokens.
 
-    Run it under a schedule of as many slices: `pplab.build("Seq1F1B", ..., num_microbatches=M * k, slices=k)`, whose
-    microbatch number m k + j is slice j of microbatch m. `pplab.lab.Slices` predicts times and memory. ValueError for
-    slices that don't make up the sequence.
+    Run it under a schedule of as many slices: `pplab.build("Seq1F1B", ..., num_microbatches=M * k,
+    slices=k)`, whose microbatch number m k + j is slice j of microbatch m. `pplab.lab.Slices`
+    predicts times and memory. ValueError for slices that don't make up the sequence.
 
     >>> from pplab.lab import models
-    >>> model = sliced(models.gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16), 2)
+    >>> gpt = models.gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16)
+    >>> model = sliced(gpt, 2)
     >>> [tuple(each.target.shape) for each in model.batch(0).microbatches(4)]
     [(2, 8), (2, 8), (2, 8), (2, 8)]
     """
@@ -227,9 +263,15 @@ def sliced(model: LanguageModel, slices: int | Sequence[int]) -> LayeredModel:
     if isinstance(slices, Sequence) and not isinstance(slices, str | bytes):
         lengths = tuple(positive_int(f"slices[{j}]", each) for j, each in enumerate(slices))
         if sum(lengths) != length:
-            raise ValueError(f"slices of {shown(lengths)} tokens make {sum(lengths)}, and a sequence has {length}")
+            raise ValueError(
+                f"slices of {shown(lengths)} tokens make {sum(lengths)}, and a sequence has "
+                f"{length}"
+            )
         return Sliced(model, lengths)  # type: ignore[return-value]  # it is registered
     each, rest = divmod(length, count := positive_int("slices", slices))
     if rest or not each:
-        raise ValueError(f"a sequence of {length} tokens doesn't divide into {count} equal slices: give their lengths")
+        raise ValueError(
+            f"a sequence of {length} tokens doesn't divide into {count} equal slices: give their "
+            "lengths"
+        )
     return Sliced(model, (each,) * count)  # type: ignore[return-value]  # it is registered

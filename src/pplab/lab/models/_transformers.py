@@ -23,7 +23,15 @@ from ._by_step import Batches
 from ._configs import checked_config, config_in
 from ._cutting import LayeredModel
 from ._families import Family, Share, depths, family_of, names_held, part, shares
-from ._weights import TOKENIZER, Weights, find_checkpoint, materialise, names_of, skeleton, tensors_of
+from ._weights import (
+    TOKENIZER,
+    Weights,
+    find_checkpoint,
+    materialise,
+    names_of,
+    skeleton,
+    tensors_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -33,10 +41,11 @@ Rows = Mapping[str, Tensor]  # by transformers' names; each (rows, ...)
 
 @dataclass(frozen=True)
 class TransformersModel(LayeredModel):
-    """A model of transformers that is cut by layers. `from_transformers` makes it, and says what it can be given.
+    """A model of transformers that is cut by layers. `from_transformers` makes it, and says what it
+    can be given.
 
-    No rank holds more than its stages: weights are made, or read from the checkpoint, a stage at a time. The whole
-    model is built only where it is asked for, as by `check_gradients`.
+    No rank holds more than its stages: weights are made, or read from the checkpoint, a stage at a
+    time. The whole model is built only where it is asked for, as by `check_gradients`.
     """
 
     config: PreTrainedConfig = field(repr=False)
@@ -66,12 +75,18 @@ class TransformersModel(LayeredModel):
     def layer_names(self) -> tuple[str, ...]:
         """What the layers are called, in order."""
         names = ("layer",) if len(self.stacks) == 1 else ("encoder", "decoder")
-        return tuple(f"{name} {n}" for name, depth in zip(names, self.stacks, strict=True) for n in range(depth))
+        return tuple(
+            f"{name} {n}"
+            for name, depth in zip(names, self.stacks, strict=True)
+            for n in range(depth)
+        )
 
     @property
     def name(self) -> str:
         """The model's size in words."""
-        size = f"{self.family.model} with {'+'.join(map(str, self.stacks))} layers{self.cut_in_words}"
+        size = (
+            f"{self.family.model} with {'+'.join(map(str, self.stacks))} layers{self.cut_in_words}"
+        )
         return f"{size}, batch {self.batch_size} x {self.length} tokens"
 
     def skeleton(self) -> PreTrainedModel:
@@ -82,7 +97,10 @@ class TransformersModel(LayeredModel):
         """Bytes of every stage's weights, before anything is built."""
         model = self.skeleton()
         weights = dict(model.named_parameters(remove_duplicate=False))
-        own = ({weights[name] for name in names_held(self._shares(n, num_stages), weights)} for n in range(num_stages))
+        own = (
+            {weights[name] for name in names_held(self._shares(n, num_stages), weights)}
+            for n in range(num_stages)
+        )
         return tuple(sum(p.nbytes for p in parameters) for parameters in own)
 
     def tied(self, num_stages: int) -> dict[str, tuple[tuple[int, str], ...]]:
@@ -105,17 +123,22 @@ class TransformersModel(LayeredModel):
         return part(model, found)
 
     def build_whole(self) -> PreTrainedModel:
-        """transformers' model in one piece; the same weights at every call, a new head's included."""
+        """transformers' model in one piece; the same weights at every call, a new head's
+        included.
+        """
         model = self.skeleton()
         self._fill(model, list(dict(tensors_of(model))))
         return model
 
     def _fill(self, model: PreTrainedModel, held: Sequence[str]) -> None:
-        materialise(model, held, self.seed, Weights(self.checkpoint, model) if self.checkpoint else None)
+        materialise(
+            model, held, self.seed, Weights(self.checkpoint, model) if self.checkpoint else None
+        )
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step: token ids (B, T), labels as target, and for every stage the mask and what else there
-        is."""
+        """The batch of a step: token ids (B, T), labels as target, and for every stage the mask and
+        what else there is.
+        """
         if isinstance(self.data, Batches):
             return self.data(step)
         first, rows = step * self.batch_size, len(next(iter(self.data.values())))
@@ -124,7 +147,11 @@ class TransformersModel(LayeredModel):
 
     def as_batch(self, found: Rows | Batch, step: int = 0) -> Batch:
         """A batch of transformers' fields."""
-        return found if isinstance(found, Batch) else as_batch(found, step, family=self.family, config=self.config)
+        return (
+            found
+            if isinstance(found, Batch)
+            else as_batch(found, step, family=self.family, config=self.config)
+        )
 
     @property
     def num_batches(self) -> int | None:
@@ -132,10 +159,14 @@ class TransformersModel(LayeredModel):
         return self.data.count if isinstance(self.data, Batches) else None
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean cross entropy of the labels that count, those that aren't -100. `output` is scores, (B, T, vocabulary)
-        or (B, classes), or transformers' output that holds them. A decoder's scores are for the next token."""
+        """Mean cross entropy of the labels that count, those that aren't -100. `output` is scores,
+        (B, T, vocabulary) or (B, classes), or transformers' output that holds them. A decoder's
+        scores are for the next token.
+        """
         scores, target = getattr(output, "logits", output), self._counted(target)
-        total = functional.cross_entropy(scores.flatten(0, -2), target.flatten(), ignore_index=IGNORED, reduction="sum")
+        total = functional.cross_entropy(
+            scores.flatten(0, -2), target.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
         return total / (target != IGNORED).sum().clamp(min=1)
 
     def weight(self, batch: Batch) -> int:
@@ -143,8 +174,14 @@ class TransformersModel(LayeredModel):
         return int((self._counted(batch.target) != IGNORED).sum())
 
     def _counted(self, labels: Tensor) -> Tensor:
-        """The label of every score: a decoder's is the next token, and after the last one there is none."""
-        return functional.pad(labels[:, 1:], (0, 1), value=IGNORED) if self.family.task == "causal" else labels
+        """The label of every score: a decoder's is the next token, and after the last one there is
+        none.
+        """
+        return (
+            functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+            if self.family.task == "causal"
+            else labels
+        )
 
     def export(
         self,
@@ -153,11 +190,11 @@ class TransformersModel(LayeredModel):
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        """Write the weights of a checkpoint, which `lab.Save` made, as a folder for transformers' from_pretrained, and
-        for `from_transformers`.
+        """Write the weights of a checkpoint, which `lab.Save` made, as a folder for transformers'
+        from_pretrained, and for `from_transformers`.
 
-        Weights come back in the config's dtype, as they were given. A folder that was given has its tokenizer copied;
-        `tokenizer` is another one. This process holds the whole model for it.
+        Weights come back in the config's dtype, as they were given. A folder that was given has its
+        tokenizer copied; `tokenizer` is another one. This process holds the whole model for it.
         """
         from ..checkpoints import Checkpoint
 
@@ -187,23 +224,26 @@ def from_transformers(
     seed: int = 0,
     cut: Sequence[int] | None = None,
 ) -> TransformersModel:
-    """A model of transformers as a workload: decoders (Llama, Mistral, Qwen2, Qwen3, GPT-2) predict the next token,
-    encoders (BERT, DistilBERT) classify, T5 continues.
+    """A model of transformers as a workload: decoders (Llama, Mistral, Qwen2, Qwen3, GPT-2) predict
+    the next token, encoders (BERT, DistilBERT) classify, T5 continues.
 
-    `model`: a config, whose weights are drawn from `seed`, or a checkpoint with weights in safetensors: a folder, or a
-    name on the hub and its `revision`. `data`: rows by transformers' names (input_ids, attention_mask, labels ...), of
-    which every step takes the next `batch_size`, or a Dataset of `datasets` with such columns, filled up to one length;
-    or an importable function that returns those of a step; or a DataLoader of such dicts, as `Modules` takes one; or
-    None for reviews of `length` tokens, from `source` as `pplab.lab.data.reviews` takes it. `tokenizer`: one, its name
-    or folder, "bytes", or "auto": a checkpoint's own, and bytes for a config. `dropout` replaces the config's rates,
-    unless it is None. `cut`: how many layers each stage gets; evenly when left out.
+    `model`: a config, whose weights are drawn from `seed`, or a checkpoint with weights in
+    safetensors: a folder, or a name on the hub and its `revision`. `data`: rows by transformers'
+    names (input_ids, attention_mask, labels ...), of which every step takes the next `batch_size`,
+    or a Dataset of `datasets` with such columns, filled up to one length; or an importable function
+    that returns those of a step; or a DataLoader of such dicts, as `Modules` takes one; or None for
+    reviews of `length` tokens, from `source` as `pplab.lab.data.reviews` takes it. `tokenizer`:
+    one, its name or folder, "bytes", or "auto": a checkpoint's own, and bytes for a config.
+    `dropout` replaces the config's rates, unless it is None. `cut`: how many layers each stage
+    gets; evenly when left out.
 
-    Raises ValueError for a model that it can't cut, for data or weights of another model, and OSError where a folder,
-    the hub or a tokenizer isn't there.
+    Raises ValueError for a model that it can't cut, for data or weights of another model, and
+    OSError where a folder, the hub or a tokenizer isn't there.
 
     >>> from transformers import LlamaConfig
-    >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4)
-    >>> llama = from_transformers(LlamaConfig(vocab_size=256, **sizes), batch_size=8, length=16, source="sample")
+    >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4)
+    >>> config = LlamaConfig(vocab_size=256, num_attention_heads=4, **sizes)
+    >>> llama = from_transformers(config, batch_size=8, length=16, source="sample")
     >>> print(llama.name)
     LlamaForCausalLM with 4 layers, batch 8 x 16 tokens
     >>> llama.stage_bytes(2)
@@ -220,7 +260,12 @@ def from_transformers(
     config, notes = copy.deepcopy(config), []
     if data is None:
         found = reviews.reviews(source=source, limit=512)
-        data = review_rows(found, family.task, positive_int("length", length), find_tokenizer(tokenizer, checkpoint))
+        data = review_rows(
+            found,
+            family.task,
+            positive_int("length", length),
+            find_tokenizer(tokenizer, checkpoint),
+        )
         notes.append(f"reviews: {found.source}")
         if family.task == "classification":
             config.num_labels = 5  # stars
@@ -237,7 +282,15 @@ def from_transformers(
         new, untied = weights.check(outline), weights.untied(outline)
     notes += [f"model: {said}", *[f"drawn at random: {', '.join(new)}"] * bool(new)]
     made = TransformersModel(
-        *(config, data, positive_int("batch_size", batch_size), 0, depths(outline, family), checkpoint, untied),
+        *(
+            config,
+            data,
+            positive_int("batch_size", batch_size),
+            0,
+            depths(outline, family),
+            checkpoint,
+            untied,
+        ),
         *(attention, dropout, seed, tuple(notes), None if cut is None else tuple(cut)),
     )
     (first,) = made.batch(0).inputs  # what is wrong with the data shows here, and not on the ranks

@@ -1,8 +1,8 @@
 """Weights of transformers' models, a stage's at a time: read from safetensors, or drawn at random.
 
-A model is built on the meta device, where it has names and shapes and no bytes. Then the tensors of one stage are
-made, and no others. What a weight is drawn from depends on its name and the seed, so it is the same however the model
-is cut.
+A model is built on the meta device, where it has names and shapes and no bytes. Then the tensors of
+one stage are made, and no others. What a weight is drawn from depends on its name and the seed, so
+it is the same however the model is cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # Of a repository on the hub: not every copy of the weights in every format.
 TOKENIZER = ("*token*", "vocab*", "merges.txt", "*.model", "chat_template*")
 WANTED = ["config.json", "model*.safetensors", "model.safetensors.index.json", *TOKENIZER]
-_NEW = ("lm_head.", "classifier.", "pre_classifier.", "bert.pooler.")  # a head, which a checkpoint may lack
+# a head, which a checkpoint may lack
+_NEW = ("lm_head.", "classifier.", "pre_classifier.", "bert.pooler.")
 _AUTO = {
     "causal": "AutoModelForCausalLM",
     "classification": "AutoModelForSequenceClassification",
@@ -40,13 +41,18 @@ _AUTO = {
 def skeleton(
     config: PreTrainedConfig, attention: str, dropout: float | None, untied: Sequence[str] = ()
 ) -> PreTrainedModel:
-    """The model on the meta device, in float32. `dropout` replaces all of the config's rates, if it isn't None;
-    `untied` weights are their own, whatever transformers ties them to."""
+    """The model on the meta device, in float32. `dropout` replaces all of the config's rates, if it
+    isn't None; `untied` weights are their own, whatever transformers ties them to.
+    """
     import transformers
 
     config = copy.deepcopy(config)
     for name, value in config.to_dict().items():
-        if dropout is not None and ("dropout" in name or "pdrop" in name) and isinstance(value, float):
+        if (
+            dropout is not None
+            and ("dropout" in name or "pdrop" in name)
+            and isinstance(value, float)
+        ):
             setattr(config, name, dropout)
     auto = getattr(transformers, _AUTO[family_of(config.model_type).task])
     with torch.device("meta"):
@@ -58,8 +64,12 @@ def skeleton(
     return model
 
 
-def materialise(model: PreTrainedModel, held: Sequence[str], seed: int, weights: Weights | None) -> None:
-    """Give `model`, a skeleton, real tensors under the names `held`: those in `weights`, or else random ones."""
+def materialise(
+    model: PreTrainedModel, held: Sequence[str], seed: int, weights: Weights | None
+) -> None:
+    """Give `model`, a skeleton, real tensors under the names `held`: those in `weights`, or else
+    random ones.
+    """
     tensors = dict(tensors_of(model))
     own = {id(tensors[name]) for name in held}
     names = {each: found for each, found in names_of(tensors.items()).items() if each in own}
@@ -70,7 +80,10 @@ def materialise(model: PreTrainedModel, held: Sequence[str], seed: int, weights:
                 for slot, t in slots.items():
                     if id(t) in names:
                         if id(t) not in made:
-                            made[id(t)] = _make(t, weights and weights.read(names[id(t)], isinstance(t, nn.Parameter)))
+                            made[id(t)] = _make(
+                                t,
+                                weights and weights.read(names[id(t)], isinstance(t, nn.Parameter)),
+                            )
                         slots[slot] = made[id(t)]
     named = {made[each].untyped_storage().data_ptr(): found[0] for each, found in names.items()}
     with torch.no_grad(), torch.random.fork_rng(devices=[]), _Seeded(named, seed):
@@ -79,7 +92,10 @@ def materialise(model: PreTrainedModel, held: Sequence[str], seed: int, weights:
 
 def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     """All parameters and buffers, under all their names."""
-    named = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
+    named = (
+        model.named_parameters(remove_duplicate=False),
+        model.named_buffers(remove_duplicate=False),
+    )
     return [*named[0], *named[1]]
 
 
@@ -92,16 +108,20 @@ def names_of(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
 
 
 def _make(t: Tensor, read: Tensor | None) -> Tensor:
-    # A copy: what is read is the file, mapped, and a file that is written again would take the weights along.
+    # A copy: what is read is the file, mapped, and a file that is written again would take the
+    # weights along.
     made = torch.empty_like(t, device="cpu") if read is None else read.to(t.dtype, copy=True)
     if isinstance(t, nn.Parameter):
         made = nn.Parameter(made, t.requires_grad)
-    made._is_hf_initialized = read is not None  # transformers draws nothing for a tensor that says so
+    # transformers draws nothing for a tensor that says so
+    made._is_hf_initialized = read is not None
     return made
 
 
 def _initialise(module: nn.Module, of: PreTrainedModel) -> None:
-    """Let every (sub)model of transformers initialise its modules, innermost first, as transformers does it."""
+    """Let every (sub)model of transformers initialise its modules, innermost first, as transformers
+    does it.
+    """
     for child in module.children():
         _initialise(child, child if hasattr(child, "_init_weights") else of)
     of._init_weights(module)
@@ -114,7 +134,9 @@ class _Seeded(TorchDispatchMode):
         super().__init__()
         self.names, self.seed = names, seed
 
-    def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         if torch.Tag.nondeterministic_seeded in func.tags and isinstance(args[0], Tensor):
             if args[0].is_meta:
                 return args[0]  # nothing to fill, and making sure of it takes milliseconds
@@ -125,16 +147,21 @@ class _Seeded(TorchDispatchMode):
 
 
 def check_numbers(weight: Tensor, name: str, place: str | Path) -> None:
-    """Raise ValueError, which names the weight and where it is from, if it holds NaN or infinity: a run with it has no
-    loss. It looks once at every value, in a tenth of the time in which the weight is then copied."""
+    """Raise ValueError, which names the weight and where it is from, if it holds NaN or infinity: a
+    run with it has no loss. It looks once at every value, in a tenth of the time in which the
+    weight is then copied.
+    """
     if not weight.is_floating_point() or not weight.numel():
         return
-    weight = weight if weight.element_size() > 1 else weight.float()  # torch has no extremes of 8 bits
+    # torch has no extremes of 8 bits
+    weight = weight if weight.element_size() > 1 else weight.float()
     if not torch.stack(torch.aminmax(weight)).isfinite().all():
         wrong = weight.numel() - int(weight.isfinite().sum())
         raise ValueError(
-            f"{place}: {wrong:,} of the {weight.numel():,} values of {printable(name)} are NaN or infinite, and no run "
-            "can learn with them: fetch or copy the folder again, or take weights from before they went wrong"
+            f"{place}: {wrong:,} of the {weight.numel():,} values of {printable(name)} are NaN or "
+            "infinite, and no run "
+            "can learn with them: fetch or copy the folder again, or take weights from before they "
+            "went wrong"
         )
 
 
@@ -150,7 +177,9 @@ def _opened(path: Path) -> Any:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Which file has a tensor, by the tensor's name, as an index says; ValueError for what isn't one."""
+    """Which file has a tensor, by the tensor's name, as an index says; ValueError for what isn't
+    one.
+    """
     try:
         files = json.loads(path.read_text())["weight_map"]
         if all(isinstance(name, str) for name in files.values()):
@@ -159,7 +188,8 @@ def _read_index(path: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as wrong:
         error = f"{type(wrong).__name__}: {wrong}"
     raise ValueError(
-        f"{path} is damaged, or no index of weights ({error}): fetch or copy the folder again, whose other files may "
+        f"{path} is damaged, or no index of weights ({error}): fetch or copy the folder again, "
+        "whose other files may "
         "be incomplete, too"
     )
 
@@ -172,17 +202,25 @@ class Weights:
 
     def __init__(self, folder: str, model: PreTrainedModel):
         self.folder, self._prefix = Path(folder), model.base_model_prefix + "."
-        index, single = self.folder / "model.safetensors.index.json", self.folder / "model.safetensors"
+        index, single = (
+            self.folder / "model.safetensors.index.json",
+            self.folder / "model.safetensors",
+        )
         if index.is_file():
             self.files = _read_index(index)
         elif single.is_file():
             with _opened(single) as file:
                 self.files = dict.fromkeys(file.keys(), single.name)
         else:
-            found = printable(", ".join(sorted(each.name for each in self.folder.iterdir()))) or "nothing"
+            found = (
+                printable(", ".join(sorted(each.name for each in self.folder.iterdir())))
+                or "nothing"
+            )
             raise FileNotFoundError(
-                f"{folder} has no weights: expected model.safetensors, or model.safetensors.index.json and the files "
-                f"that it names, found {found}. Save the model there with model.save_pretrained(folder)"
+                f"{folder} has no weights: expected model.safetensors, or "
+                "model.safetensors.index.json and the files "
+                f"that it names, found {found}. Save the model there with "
+                "model.save_pretrained(folder)"
             )
         self._opened: dict[str, object] = {}
 
@@ -193,10 +231,13 @@ class Weights:
         return self._stack
 
     def key(self, names: list[str]) -> str | None:
-        """The name in the files of a weight that the model has under these names. Files of a model without its head
-        leave out the prefix, and old ones call a norm's weights gamma and beta."""
+        """The name in the files of a weight that the model has under these names. Files of a model
+        without its head leave out the prefix, and old ones call a norm's weights gamma and beta.
+        """
         for name in (*names, *(name.removeprefix(self._prefix) for name in names)):
-            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
             for each in (name, old):
                 if each in self.files:
                     return each
@@ -209,18 +250,24 @@ class Weights:
         name = self.files[key]
         if name not in self._opened:
             if not (self.folder / name).is_file():
-                said = f"{self.folder} lacks {name}, which has {key}: fetch or copy the folder again"
+                said = (
+                    f"{self.folder} lacks {name}, which has {key}: fetch or copy the folder again"
+                )
                 raise FileNotFoundError(printable(said))
             self._opened[name] = self._stack.enter_context(_opened(self.folder / name))
         try:
             return getattr(self._opened[name], what)(key)
         except SafetensorError as error:
             where = f"{self.folder / name} has no {key}, which the folder's index says is there"
-            raise ValueError(printable(f"{where} ({error}): fetch or copy the folder again")) from None
+            raise ValueError(
+                printable(f"{where} ({error}): fetch or copy the folder again")
+            ) from None
 
     def read(self, names: list[str], is_weight: bool) -> Tensor | None:
-        """A tensor, or None where the files don't have it; its shape was checked when the workload was made. ValueError
-        for a weight with values that are no numbers. Buffers are taken as they are: a mask may hold -inf."""
+        """A tensor, or None where the files don't have it; its shape was checked when the workload
+        was made. ValueError for a weight with values that are no numbers. Buffers are taken as they
+        are: a mask may hold -inf.
+        """
         if (key := self.key(names)) is None:
             return None
         tensor = self._get(key)
@@ -229,8 +276,10 @@ class Weights:
         return tensor
 
     def untied(self, model: PreTrainedModel) -> tuple[str, ...]:
-        """The names of weights that the model ties to others, where the files have different values: then
-        transformers takes them for weights of their own (a T5 of version 1.1 has such a head)."""
+        """The names of weights that the model ties to others, where the files have different
+        values: then transformers takes them for weights of their own (a T5 of version 1.1 has such
+        a head).
+        """
         found = []
         with self.open():
             for first, *others in names_of(model.named_parameters(remove_duplicate=False)).values():
@@ -241,7 +290,9 @@ class Weights:
         return tuple(found)
 
     def check(self, model: PreTrainedModel) -> list[str]:
-        """The weights of a new head, which the files don't have. ValueError when they are another model's."""
+        """The weights of a new head, which the files don't have. ValueError when they are another
+        model's.
+        """
         names = names_of(model.named_parameters(remove_duplicate=False))
         new, missing, other = [], [], []
         with self.open():
@@ -254,25 +305,31 @@ class Weights:
         if missing or other:
             said = [f"without {', '.join(missing[:3])}"] * bool(missing) + other[:3]
             raise ValueError(
-                f"{self.folder} has the weights of another model than a {type(model).__name__} of its config: "
-                f"{'; '.join(said)}. Give the folder with the config that these weights were saved with"
+                f"{self.folder} has the weights of another model than a {type(model).__name__} of "
+                "its config: "
+                f"{'; '.join(said)}. Give the folder with the config that these weights were saved "
+                "with"
             )
         return new
 
 
 def find_checkpoint(name: str, revision: str | None = None) -> tuple[str, str]:
-    """The folder with a checkpoint, a folder's or the hub's name given, and what it is in words. OSError without."""
+    """The folder with a checkpoint, a folder's or the hub's name given, and what it is in words.
+    OSError without.
+    """
     if Path(name).is_dir():
         return name, f"checkpoint in {name}"
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(f"there is no folder {name}: give a folder with config.json and safetensors")
+        raise FileNotFoundError(
+            f"there is no folder {name}: give a folder with config.json and safetensors"
+        )
     from huggingface_hub import snapshot_download
 
     try:
         local = not data.hub_is_reachable()
-        return snapshot_download(name, revision=revision, allow_patterns=WANTED, local_files_only=local), (
-            f"the hub's {name}"
-        )
+        return snapshot_download(
+            name, revision=revision, allow_patterns=WANTED, local_files_only=local
+        ), (f"the hub's {name}")
     except (OSError, ValueError) as error:  # ValueError: no name that the hub could have
         raise OSError(
             f"the hub's {name} can't be reached and isn't in its cache ({type(error).__name__}): "

@@ -1,6 +1,7 @@
 """Reviews with one to five stars: the hub's Yelp data set, or a sample that comes with pplab.
 
-The sample is made by `tools/make_sample.py`; no line of it is a real review. Which one was used is in `Reviews.source`.
+The sample is made by `tools/make_sample.py`; no line of it is a real review. Which one was used is
+in `Reviews.source`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SAMPLE = Path(__file__).parent / "sample"
 REVISION = "c1f9ee939b7d05667af864ee1cb066393154bf85"  # of 2024: what is fetched is always the same
 _PROBE_S = 1.0
 
-if "ipykernel" in sys.modules:  # tqdm, which the hub's packages import, would warn in red that it finds no ipywidgets
+# tqdm, which the hub's packages import, would warn in red that it finds no ipywidgets
+if "ipykernel" in sys.modules:
     with suppress(ModuleNotFoundError), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="IProgress not found")
         bring("tqdm.auto")
@@ -47,9 +49,10 @@ class Reviews:
 def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> Reviews:
     """The first `limit` reviews of a split ("train" or "test").
 
-    `source`: "hub" loads the Yelp data set with `datasets` (ConnectionError where it can't be reached), "sample" takes
-    the bundled sample, "auto" the hub where it can be reached and the sample elsewhere; a folder is what
-    `datasets.load_dataset` reads, such as a copy of the hub's, with `text` and `label` in its rows.
+    `source`: "hub" loads the Yelp data set with `datasets` (ConnectionError where it can't be
+    reached), "sample" takes the bundled sample, "auto" the hub where it can be reached and the
+    sample elsewhere; a folder is what `datasets.load_dataset` reads, such as a copy of the hub's,
+    with `text` and `label` in its rows.
 
     >>> reviews("test", source="sample", limit=3)
     <3 reviews from pplab's sample>
@@ -58,14 +61,21 @@ def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> 
         raise ValueError(f'unknown split {split!r}: expected "train" or "test"')
     positive_int("limit", limit)
     if Path(source).is_dir():
-        return _take(bring("datasets").load_dataset(source, split=split, streaming=True), limit, source)
+        return _take(
+            bring("datasets").load_dataset(source, split=split, streaming=True), limit, source
+        )
     if source not in ("auto", "hub", "sample"):
-        raise ValueError(f'unknown source {source!r}: expected "auto", "hub", "sample", or a folder that is there')
+        raise ValueError(
+            f'unknown source {source!r}: expected "auto", "hub", "sample", or a folder that is '
+            "there"
+        )
     reason = ""
     if source != "sample":
         try:
             return _from_hub(split, limit)
-        except OSError as error:  # datasets raises ConnectionError and FileNotFoundError, both of this kind
+        except (
+            OSError
+        ) as error:  # datasets raises ConnectionError and FileNotFoundError, both of this kind
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             if source == "hub":
                 raise ConnectionError(
@@ -74,12 +84,18 @@ def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> 
                 ) from error
     found = "pplab's sample" + (f" (the hub's {DATASET} can't be reached)" if reason else "")
     with gzip.open(SAMPLE / f"{split}.json.gz", "rt") as lines:  # which takes nothing but Python
-        return _take((dict(zip(("label", "text"), json.loads(line), strict=True)) for line in lines), limit, found)
+        return _take(
+            (dict(zip(("label", "text"), json.loads(line), strict=True)) for line in lines),
+            limit,
+            found,
+        )
 
 
 def hub_is_reachable() -> bool:
-    """Whether the hub answers within a second, through a proxy if there is one. The hub's own client would retry for
-    half a minute, and looking up a name can hang for as long: so a thread asks, which nobody waits for any longer."""
+    """Whether the hub answers within a second, through a proxy if there is one. The hub's own
+    client would retry for half a minute, and looking up a name can hang for as long: so a thread
+    asks, which nobody waits for any longer.
+    """
     constants = bring("huggingface_hub.constants")
     from huggingface_hub.utils import get_session
 
@@ -98,17 +114,29 @@ def hub_is_reachable() -> bool:
 
 
 def _from_hub(split: str, limit: int) -> Reviews:
-    """Stream what is needed rather than fetch 323 MB; offline, what an earlier download left in the cache."""
+    """Stream what is needed rather than fetch 323 MB; offline, what an earlier download left in the
+    cache.
+    """
     load_dataset = bring("datasets").load_dataset
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        return _take(load_dataset(DATASET, revision=REVISION, split=split), limit, f"the hub's {DATASET} (cached)")
+        return _take(
+            load_dataset(DATASET, revision=REVISION, split=split),
+            limit,
+            f"the hub's {DATASET} (cached)",
+        )
     if not hub_is_reachable():
         raise ConnectionError(f"{constants.ENDPOINT} doesn't answer")
-    return _take(load_dataset(DATASET, revision=REVISION, split=split, streaming=True), limit, f"the hub's {DATASET}")
+    return _take(
+        load_dataset(DATASET, revision=REVISION, split=split, streaming=True),
+        limit,
+        f"the hub's {DATASET}",
+    )
 
 
 def _take(rows: Iterable[Mapping], limit: int, source: str) -> Reviews:
     taken = list(islice(rows, limit))
-    return Reviews(tuple(row["text"] for row in taken), tuple(row["label"] for row in taken), source)
+    return Reviews(
+        tuple(row["text"] for row in taken), tuple(row["label"] for row in taken), source
+    )

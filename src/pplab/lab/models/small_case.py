@@ -11,11 +11,12 @@ from . import LanguageModel, gpt
 
 @dataclass(frozen=True)
 class SmallCase:
-    """The case a thousandth as large, which a laptop trains: a GPT of 7.8 million parameters on cards of 80 megabytes.
+    """The case a thousandth as large, which a laptop trains: a GPT of 7.8 million parameters on
+    cards of 80 megabytes.
 
-    Its proportions are the case's: what fits there fits here, and what doesn't, doesn't. It computes in fp32, so
-    weights, gradients and Adam's state take 16 bytes per parameter, and its loss isn't computed in chunks: on the last
-    rank a microbatch keeps a quarter more.
+    Its proportions are the case's: what fits there fits here, and what doesn't, doesn't. It
+    computes in fp32, so weights, gradients and Adam's state take 16 bytes per parameter, and its
+    loss isn't computed in chunks: on the last rank a microbatch keeps a quarter more.
     """
 
     num_layers: int = 32
@@ -28,8 +29,13 @@ class SmallCase:
     def workload(
         self, num_microbatches: int, *, cut: Sequence[int] | None = None, source: str = "auto"
     ) -> LanguageModel:
-        """The model, with a sequence per microbatch. `source` is that of `pplab.lab.data.reviews`."""
-        sizes = {name: getattr(self, name) for name in ("num_layers", "width", "context", "num_heads", "vocabulary")}
+        """The model, with a sequence per microbatch. `source` is that of
+        `pplab.lab.data.reviews`.
+        """
+        sizes = {
+            name: getattr(self, name)
+            for name in ("num_layers", "width", "context", "num_heads", "vocabulary")
+        }
         return gpt(batch_size=num_microbatches, source=source, cut=cut, **sizes)
 
     @property

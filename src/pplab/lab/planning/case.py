@@ -1,4 +1,6 @@
-"""The running case: one model, four machines, one bill, and the ledger to which every chapter adds its rows."""
+"""The running case: one model, four machines, one bill, and the ledger to which every chapter adds
+its rows.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from .state import State
 from .transformer import Transformer, expect_model
 
 # Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3
-LLAMA_3_8B = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
+LLAMA_3_8B = Transformer(
+    32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256
+)
 ONE_GPU, PERFECT = "one GPU", "a perfect pipeline"
 
 
@@ -29,8 +33,8 @@ ONE_GPU, PERFECT = "one GPU", "a perfect pipeline"
 class Case:
     """A model to train, the GPUs to rent for it, and the job. Without arguments it is the course's.
 
-    Change one thing (`Case(gigabits=100)`, or `dataclasses.replace`), and all its rows follow. `pplab.lab.plan` says
-    how they are counted. Raises ValueError for a number that isn't above 0.
+    Change one thing (`Case(gigabits=100)`, or `dataclasses.replace`), and all its rows follow.
+    `pplab.lab.plan` says how they are counted. Raises ValueError for a number that isn't above 0.
 
     >>> Case().row("1F1B", num_microbatches=16, cut=[8, 9, 8, 7])
                        M   step    busy  fullest rank  fits in 80 GB  a billion tokens
@@ -41,11 +45,15 @@ class Case:
 
     model: Transformer | Any = LLAMA_3_8B  # or a Model
     num_ranks: int = 4  # GPUs, on a machine each
-    memory_gb: float = 85.5  # of a GPU, as its driver tells: of an H100 "of 80 GB" 81,559 MiB; 1 GB is 10^9 bytes
-    reserve_gb: float = 5.5  # of it, for CUDA's context, NCCL's buffers and what the allocator can't use: an assumption
+    # of a GPU, as its driver tells: of an H100 "of 80 GB" 81,559 MiB; 1 GB is 10^9 bytes
+    memory_gb: float = 85.5
+    # of it, for CUDA's context, NCCL's buffers and what the allocator can't use: an assumption
+    reserve_gb: float = 5.5
     state: State = State()  # bytes of a parameter
-    teraflops: float = 400  # that a GPU reaches, per second: an assumption, 40 % of an H100's peak in bfloat16
-    gigabits: float = 25  # per second, that a machine sends, and as many that it receives; inf: messages take no time
+    # that a GPU reaches, per second: an assumption, 40 % of an H100's peak in bfloat16
+    teraflops: float = 400
+    # per second, that a machine sends, and as many that it receives; inf: messages take no time
+    gigabits: float = 25
     latency_ms: float = 0  # of a message, in addition
     dollars_per_hour: float = 2  # for a GPU: an assumption, prices differ and change
     tokens: float = 1e9  # to train on
@@ -61,7 +69,9 @@ class Case:
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
         Link(self.latency_ms)
         if not 0 <= number("reserve_gb", self.reserve_gb) < self.memory_gb:
-            raise ValueError(f"reserve_gb must be below memory_gb, {self.memory_gb:g}, got {self.reserve_gb!r}")
+            raise ValueError(
+                f"reserve_gb must be below memory_gb, {self.memory_gb:g}, got {self.reserve_gb!r}"
+            )
         expect(State, state=self.state)
         if self.experts is not None:
             expect(ExpertLayers, experts=self.experts)
@@ -84,7 +94,9 @@ class Case:
 
     @property
     def layer_ms(self) -> float:
-        """A layer's forward, of a sequence, or the mean of layers that differ. Its backward takes twice as long."""
+        """A layer's forward, of a sequence, or the mean of layers that differ. Its backward takes
+        twice as long.
+        """
         work = self.model.long(None).work(1)
         return sum(work) / len(work) / self.teraflops / 1e9
 
@@ -113,17 +125,29 @@ class Case:
         return tuple(s * 1e3 for s in self.plan("naive", 1, cut=cut).costs.forward)
 
     def state_gb(self, cut: Sequence[int] | None = None) -> tuple[float, ...]:
-        """Per rank: weights, gradients and the optimizer's state. Their sum is the whole model's."""
+        """Per rank: weights, gradients and the optimizer's state. Their sum is the whole
+        model's.
+        """
         return in_gb(self.plan("naive", 1, cut=cut).memory).parameters
 
     def sequence_gb(self, cut: Sequence[int] | None = None) -> tuple[float, ...]:
         """Per rank: what a forward keeps of a sequence until its backward."""
         return in_gb(self.plan("naive", 1, cut=cut).memory).activation
 
-    def plan(self, schedule: str | Schedule, num_microbatches: int, microbatch: int = 1, **options: object) -> Plan:
-        """`pplab.lab.plan` on these machines, with a stage per rank or several. It takes the same options."""
+    def plan(
+        self,
+        schedule: str | Schedule,
+        num_microbatches: int,
+        microbatch: int = 1,
+        **options: object,
+    ) -> Plan:
+        """`pplab.lab.plan` on these machines, with a stage per rank or several. It takes the same
+        options.
+        """
         if "state" in options:
-            raise ValueError(f"state is a case's, not a row's: give lab.Case(state={options['state']!r})")
+            raise ValueError(
+                f"state is a case's, not a row's: give lab.Case(state={options['state']!r})"
+            )
         layout = Layout(pp=self.num_ranks, dp=self.num_gpus // self.num_ranks)
         batch = num_microbatches * microbatch * layout.dp
         asked = {"schedule": schedule, "state": self.state, "experts": self.experts}
@@ -139,22 +163,33 @@ class Case:
         recompute: bool | Sequence[int] = False,
         **options: object,
     ) -> Entry:
-        """What a step and the job take under a schedule: a name with its builder's `options`, or a Schedule of yours.
+        """What a step and the job take under a schedule: a name with its builder's `options`, or a
+        Schedule of yours.
 
-        `microbatch` is in sequences; `cut` and `recompute` are in layers, per stage, as for `pplab.lab.plan`. Two names
-        are no schedule's: "one GPU" has the whole model, and gets no further than its state where that doesn't fit; "a
-        perfect pipeline" shares the work out evenly and never waits.
+        `microbatch` is in sequences; `cut` and `recompute` are in layers, per stage, as for
+        `pplab.lab.plan`. Two names are no schedule's: "one GPU" has the whole model, and gets no
+        further than its state where that doesn't fit; "a perfect pipeline" shares the work out
+        evenly and never waits.
 
-        Raises ValueError for a cut that doesn't sum to the model's layers, and for a Schedule of other ranks.
+        Raises ValueError for a cut that doesn't sum to the model's layers, and for a Schedule of
+        other ranks.
         """
         if isinstance(schedule, Schedule):
             num_microbatches = num_microbatches or schedule.num_microbatches
         num_microbatches = positive_int("num_microbatches", num_microbatches)
-        asked = {"num_microbatches": num_microbatches, "microbatch": positive_int("microbatch", microbatch)}
+        asked = {
+            "num_microbatches": num_microbatches,
+            "microbatch": positive_int("microbatch", microbatch),
+        }
         if schedule in (ONE_GPU, PERFECT):
             if cut is not None or recompute or options:
-                raise ValueError(f"{schedule!r} has no cut, no recomputation and no options: give microbatches alone")
-            alone = replace(self, num_ranks=1, experts=self.experts and replace(self.experts, gpus=1))
+                raise ValueError(
+                    f"{schedule!r} has no cut, no recomputation and no options: give microbatches "
+                    "alone"
+                )
+            alone = replace(
+                self, num_ranks=1, experts=self.experts and replace(self.experts, gpus=1)
+            )
             one = alone.row("naive", **asked)
             if schedule == PERFECT:
                 return Entry(self, PERFECT, **asked, step_s=one.step_s / self.num_ranks, busy=1.0)
@@ -168,7 +203,9 @@ class Case:
         tickets, sends = options.get("in_flight"), options.get("sends")
         return Entry(
             self,
-            rows.name + (f", {_sum(tickets)} in flight" if tickets else "") + (f", {sends}" if sends else ""),
+            rows.name
+            + (f", {_sum(tickets)} in flight" if tickets else "")
+            + (f", {sends}" if sends else ""),
             **asked,
             cut=None if cut is None else tuple(cut),
             recompute=recompute if isinstance(recompute, bool) else tuple(recompute),
@@ -192,9 +229,11 @@ class Entry:
     recompute: bool | tuple[int, ...] = False  # all layers, or how many of each stage
     step_s: float | Any = None
     busy: float | Any = None  # the share of all ranks' time in which they compute, again or not
-    held_gb: tuple[float, ...] = ()  # per rank, at its fullest; of a GPU that its state doesn't fit in, the state
+    # per rank, at its fullest; of a GPU that its state doesn't fit in, the state
+    held_gb: tuple[float, ...] = ()
     timeline: Timeline | Any = None  # in seconds
-    memory: Memory | Any = None  # of its stages, in GB: lab.memory_chart(row.timeline, of=row.memory)
+    # of its stages, in GB: lab.memory_chart(row.timeline, of=row.memory)
+    memory: Memory | Any = None
 
     @property
     def fits(self) -> bool:
@@ -223,9 +262,21 @@ class Entry:
         if self.step_s is None:
             return name, "", "", "", f"{held} of state", "no", ""
         dollars = f"{self.dollars:,.0f}" if self.dollars >= 99.95 else f"{self.dollars:.1f}"
-        taken = f"{self.step_s:.2f} s", f"{100 * self.busy:.0f} %", f"${dollars} in {self.hours:.1f} h"
+        taken = (
+            f"{self.step_s:.2f} s",
+            f"{100 * self.busy:.0f} %",
+            f"${dollars} in {self.hours:.1f} h",
+        )
         step, busy, bill = taken if self.fits else (f"({cell})" for cell in taken)
-        return name, str(self.num_microbatches), step, busy, held, ("yes" if self.fits else "no") * bool(held), bill
+        return (
+            name,
+            str(self.num_microbatches),
+            step,
+            busy,
+            held,
+            ("yes" if self.fits else "no") * bool(held),
+            bill,
+        )
 
     def __repr__(self) -> str:
         return repr(Ledger(self.case, [self]))
@@ -238,8 +289,8 @@ class Entry:
 class Ledger:
     """Rows of a case, which print as a table and draw themselves in a notebook.
 
-    A row says how long a step takes, how much of it the GPUs compute, what the fullest rank holds and whether that
-    fits, and the bill. What wouldn't fit is in brackets: so much it would take.
+    A row says how long a step takes, how much of it the GPUs compute, what the fullest rank holds
+    and whether that fits, and the bill. What wouldn't fit is in brackets: so much it would take.
 
     >>> ledger = Ledger(Case())
     >>> rows = [ledger.add("GPipe", num_microbatches=M) for M in (4, 8)]
@@ -252,7 +303,9 @@ class Ledger:
     case: Case = field(default_factory=Case)
     entries: list[Entry] = field(default_factory=list)
 
-    def add(self, schedule: str | Schedule, num_microbatches: int | None = None, **asked: object) -> Entry:
+    def add(
+        self, schedule: str | Schedule, num_microbatches: int | None = None, **asked: object
+    ) -> Entry:
         """Add a row, and return it: `Case.row` says what it takes."""
         self.entries.append(self.case.row(schedule, num_microbatches, **asked))
         return self.entries[-1]
@@ -262,7 +315,15 @@ class Ledger:
         """The rows as texts, under their columns."""
         found, tokens = Table(entry.cells for entry in self.entries), self.case.tokens
         job = "a billion tokens" if tokens == 1e9 else f"{tokens / 1e9:g} billion tokens"
-        found.columns = ("", "M", "step", "busy", "fullest rank", f"fits in {self.case.room_gb:g} GB", job)
+        found.columns = (
+            "",
+            "M",
+            "step",
+            "busy",
+            "fullest rank",
+            f"fits in {self.case.room_gb:g} GB",
+            job,
+        )
         return found
 
     def __repr__(self) -> str:
@@ -286,4 +347,6 @@ def _sum(layers: Sequence[int]) -> str:
 def in_gb(memory: Memory) -> Any:
     """A stages' memory that is in bytes, in GB."""
     names = ("activation", "weight_input", "recomputed", "parameters", "while_input_gradient")
-    return Memory(**{name: [size / 1e9 for size in getattr(memory, name)] for name in names}, unit="GB")
+    return Memory(
+        **{name: [size / 1e9 for size in getattr(memory, name)] for name in names}, unit="GB"
+    )

@@ -1,4 +1,6 @@
-"""Which layout for a model on a cluster: every way to divide the GPUs, planned, and told apart as far as is known."""
+"""Which layout for a model on a cluster: every way to divide the GPUs, planned, and told apart as
+far as is known.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,20 @@ _SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan
 _FINALISTS, _SHOWN, _EQUAL = 3, 10, 5
 _LONG = 8192  # tokens of a sequence from which context ranks are tried
 _MOST_GPUS, _MOST_LAYERS = 2**17, 1000
-_MOST_ACTIONS, _MOST_SENT = 800_000, 12_000  # simulated in all, and with sends that are waited for: ten seconds
+# simulated in all, and with sends that are waited for: ten seconds
+_MOST_ACTIONS, _MOST_SENT = 800_000, 12_000
 
 
 @dataclass(frozen=True)
 class Unsure:
-    """By what share numbers may be off. `flops` of all GPUs and `links` are the machine's; each halving of what a GPU
-    multiplies at a time, by twice the tensor ranks or twice the experts on a GPU, may cost `halves` of the FLOP/s;
-    `model` is what a plan with right numbers may be off.
+    """By what share numbers may be off. `flops` of all GPUs and `links` are the machine's; each
+    halving of what a GPU multiplies at a time, by twice the tensor ranks or twice the experts on a
+    GPU, may cost `halves` of the FLOP/s; `model` is what a plan with right numbers may be off.
 
-    The defaults: a ring on 8 H200 reached 367 of 450 GB/s; on 32 H100 tp 8 reached 83 % of tp 4's FLOP/s, and 9 % is
-    half of that loss, since nothing is known of other degrees; 118 of 156 published measurements are within 5 % of what
-    was predicted (results/published.json); the 15 % of FLOP/s are assumed.
+    The defaults: a ring on 8 H200 reached 367 of 450 GB/s; on 32 H100 tp 8 reached 83 % of tp 4's
+    FLOP/s, and 9 % is half of that loss, since nothing is known of other degrees; 118 of 156
+    published measurements are within 5 % of what was predicted (results/published.json); the 15 %
+    of FLOP/s are assumed.
     """
 
     flops: float = 0.15
@@ -58,11 +62,14 @@ class Unsure:
         accept(self, **{name: number(name, share, 0.99) for name, share in vars(self).items()})
 
     def machines(self, found: Plan) -> Iterator[Machine]:
-        """A plan's machine with each number off that not all layouts share: slower links, faster ones, fewer FLOP/s."""
+        """A plan's machine with each number off that not all layouts share: slower links, faster
+        ones, fewer FLOP/s.
+        """
         machine, experts, tp = found.machine, found.experts, found.layout.tp
         for factor in (1 - self.links, 1 + self.links):
             inside, between = (
-                replace(link, bandwidth=factor * link.bandwidth) for link in (machine.inside, machine.between)
+                replace(link, bandwidth=factor * link.bandwidth)
+                for link in (machine.inside, machine.between)
             )
             over = {nodes: factor * speed for nodes, speed in machine.ring_over.items()}
             ring = machine.ring and factor * machine.ring
@@ -72,16 +79,21 @@ class Unsure:
         rate = machine.rate(Layout(tp)) / tp
         yield replace(machine, flops_at={tp: rate * (1 - self.halves) ** halvings})
 
-    def off(self, steps: Sequence[float], first: Sequence[float] = (1, 1, 1, 1)) -> tuple[float, float]:
-        """By what share the ratio of two steps may be off with the links, and with every halving: both steps are on
-        each of `machines`. Without the second, what the one step may be off."""
+    def off(
+        self, steps: Sequence[float], first: Sequence[float] = (1, 1, 1, 1)
+    ) -> tuple[float, float]:
+        """By what share the ratio of two steps may be off with the links, and with every halving:
+        both steps are on each of `machines`. Without the second, what the one step may be off.
+        """
         pairs = zip(steps, first, strict=True)
         _, slow, fast, halves = (mine / steps[0] / (other / first[0]) - 1 for mine, other in pairs)
         return max(abs(slow), abs(fast)), halves
 
     def slower(self, ratio: float, steps: Sequence[float], first: Sequence[float]) -> float:
-        """By what share a step is longer than the first at least, 0 where the two can't be told apart. They have this
-        ratio; `steps` of the one and of the `first` are on each of `machines`."""
+        """By what share a step is longer than the first at least, 0 where the two can't be told
+        apart. They have this ratio; `steps` of the one and of the `first` are on each of
+        `machines`.
+        """
         links, halves = self.off(steps, first)
         return max(0.0, ratio - 1 - hypot(self.model, ratio * links, ratio * min(halves, 0)))
 
@@ -110,7 +122,8 @@ class Candidate:
             at or "one GPU",
             said["schedule"],
             f"{said['stages_per_rank']}",
-            f"{said['num_microbatches']}" + f" x {self.plan.microbatch}" * (self.plan.microbatch > 1),
+            f"{said['num_microbatches']}"
+            + f" x {self.plan.microbatch}" * (self.plan.microbatch > 1),
             _short(self.plan.layers) + again,
             f"{self.plan.step_s:.3g} ({self.low_s:.3g}-{self.high_s:.3g})",
             f"{self.plan.memory_bytes / 1e9:.1f}",
@@ -119,7 +132,10 @@ class Candidate:
     def to_dict(self) -> dict:
         """It as plain JSON values."""
         p, rows = self.plan, self.plan.timeline.schedule
-        planned, own = "microbatch layers recomputed step_s memory_bytes bound", "low_s high_s over_bytes slower"
+        planned, own = (
+            "microbatch layers recomputed step_s memory_bytes bound",
+            "low_s high_s over_bytes slower",
+        )
         return {
             **{axis: getattr(p.layout, axis) for axis in _AXES[:4]},
             "ep": p.experts.gpus if p.experts else 1,
@@ -133,8 +149,10 @@ class Candidate:
 
 @dataclass(frozen=True, repr=False)
 class Choice:
-    """What `choose` found: what can't be told apart from the fastest, some that are slower, some that don't fit. It
-    prints as a table: layers of each stage as 2*4+5 for 4, 4 and 5, of which some run again; seconds from to."""
+    """What `choose` found: what can't be told apart from the fastest, some that are slower, some
+    that don't fit. It prints as a table: layers of each stage as 2*4+5 for 4, 4 and 5, of which
+    some run again; seconds from to.
+    """
 
     gpus: int
     equal: tuple[Candidate, ...]  # those that can't be told apart from the fastest
@@ -149,8 +167,9 @@ class Choice:
 
     @property
     def best(self) -> Candidate:
-        """The first: of those that can't be told apart, the one that computes nothing again with the fewest GPUs of a
-        replica, FSDP last. ValueError where nothing fits."""
+        """The first: of those that can't be told apart, the one that computes nothing again with
+        the fewest GPUs of a replica, FSDP last. ValueError where nothing fits.
+        """
         if not self.rows:
             raise ValueError(self.advice)
         return self.rows[0]
@@ -160,12 +179,17 @@ class Choice:
         """The rows as texts, under their columns, group after group."""
         found = Table(row.cells for row in self.rows + self.too_large)
         room = (self.rows + self.too_large)[0].plan.machine.memory / 1e9
-        found.columns = *"layout, schedule, V, M, layers of each stage, seconds".split(", "), f"GB of {room:.3g}"
+        found.columns = (
+            *"layout, schedule, V, M, layers of each stage, seconds".split(", "),
+            f"GB of {room:.3g}",
+        )
         return found
 
     def to_dict(self) -> dict:
         """All as plain JSON values, rows under `equal`, `slower` and `too_large`."""
-        return {name: [row.to_dict() for row in getattr(self, name)] for name in _GROUPS} | {"advice": self.advice}
+        return {name: [row.to_dict() for row in getattr(self, name)] for name in _GROUPS} | {
+            "advice": self.advice
+        }
 
     @property
     def advice(self) -> str:
@@ -173,8 +197,10 @@ class Choice:
         if not self.rows:
             least = self.too_large[0].plan
             return (
-                f"Nothing fits on {plural(self.gpus, 'GPU')} of {least.machine.memory / 1e9:.3g} GB: the smallest needs"
-                f" {least.memory_bytes / 1e9:.3g} GB. Take more GPUs, other degrees, or freeze weights: State(2, 0, 0)."
+                f"Nothing fits on {plural(self.gpus, 'GPU')} of {least.machine.memory / 1e9:.3g} "
+                "GB: the smallest needs"
+                f" {least.memory_bytes / 1e9:.3g} GB. Take more GPUs, other degrees, or freeze "
+                "weights: State(2, 0, 0)."
             )
         first = min(self.rows, key=lambda row: row.plan.step_s)
         pipelined = first.plan.layout.pp > 1
@@ -185,7 +211,10 @@ class Choice:
         if not other.slower:
             what = "Whether to pipeline can't be told"
         also = f" {self.more} more rows can't be told apart." * (self.more > 0)
-        return f"{what}: {others} a step takes {other.plan.step_s / first.plan.step_s - 1:.0%} longer.{also}"
+        return (
+            f"{what}: {others} a step takes {other.plan.step_s / first.plan.step_s - 1:.0%} "
+            f"longer.{also}"
+        )
 
     def __str__(self) -> str:
         return "\n".join([*self._titled(str(self.table).splitlines(), 1, "{}"), self.advice])
@@ -194,7 +223,10 @@ class Choice:
 
     def _repr_html_(self) -> str:
         title = '<td colspan="7"><b>{}</b></td></tr>'
-        return "<tr>".join(self._titled(self.table._repr_html_().split("<tr>"), 2, title)) + f"<p>{self.advice}</p>"
+        return (
+            "<tr>".join(self._titled(self.table._repr_html_().split("<tr>"), 2, title))
+            + f"<p>{self.advice}</p>"
+        )
 
     def _titled(self, lines: list[str], at: int, title: str) -> list[str]:
         """The table's lines, whose rows begin at this one, with a title before each group."""
@@ -223,22 +255,25 @@ def choose(
 ) -> Choice:
     """The fastest ways to train `model` on so many `gpus`, `batch` sequences a step.
 
-    Given are the degrees of tensor, context, expert and data parallelism, one or several each; the rest of the GPUs
-    are stages. Context ranks that are left out are 1, from 8,192 tokens on 1, 2 and 4. Under tensor ranks experts stay
-    whole (Megatron-LM's `--expert-tensor-parallel-size 1`). Sought are stages and microbatches, a cut that weighs the
-    head, the fewest layers that compute again so that it fits, and the schedule; a pipeline's optimizer is sharded
-    (ZeRO-1), and its ranks wait for sends as Megatron-LM's do, where it has the schedule and that has no more than
-    12,000 actions. "ZBVZeroBubble" is tried only where `schedules` name it, because Megatron-LM lacks it and torch
-    doesn't compile it. A layout without stages is the fastest that `fsdp_plan` finds. `microbatch` is of pipelines;
-    without one it is what is fastest. A `state` that is left out has 8 bytes for each logit.
+    Given are the degrees of tensor, context, expert and data parallelism, one or several each; the
+    rest of the GPUs are stages. Context ranks that are left out are 1, from 8,192 tokens on 1, 2
+    and 4. Under tensor ranks experts stay whole (Megatron-LM's `--expert-tensor-parallel-size 1`).
+    Sought are stages and microbatches, a cut that weighs the head, the fewest layers that compute
+    again so that it fits, and the schedule; a pipeline's optimizer is sharded (ZeRO-1), and its
+    ranks wait for sends as Megatron-LM's do, where it has the schedule and that has no more than
+    12,000 actions. "ZBVZeroBubble" is tried only where `schedules` name it, because Megatron-LM
+    lacks it and torch doesn't compile it. A layout without stages is the fastest that `fsdp_plan`
+    finds. `microbatch` is of pipelines; without one it is what is fastest. A `state` that is left
+    out has 8 bytes for each logit.
 
-    Two layouts can't be told apart when the ratio of their steps may be either side of 1 with the machine's numbers
-    off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count there. Five of those are listed, the
-    fastest among them.
+    Two layouts can't be told apart when the ratio of their steps may be either side of 1 with the
+    machine's numbers off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count
+    there. Five of those are listed, the fastest among them.
 
-    Raises ValueError for experts that a model doesn't have, for more GPUs or layers than anybody has, and where no
-    layout divides the model, the batch and the GPUs: it says why not. Pipelines with over 16,384 forwards aren't
-    planned. Where all of the rest would take over some ten seconds, those with the smallest estimates are planned.
+    Raises ValueError for experts that a model doesn't have, for more GPUs or layers than anybody
+    has, and where no layout divides the model, the batch and the GPUs: it says why not. Pipelines
+    with over 16,384 forwards aren't planned. Where all of the rest would take over some ten
+    seconds, those with the smallest estimates are planned.
 
     >>> from pplab import Link
     >>> node = Machine(8, Link(5e-6, 450e9), Link(10e-6, 50e9), flops=400e12, memory=80e9)
@@ -251,7 +286,13 @@ def choose(
     expect_model(model)
     experts = experts or model.experts
     expect(Machine, machine=machine)
-    task = Task(model, machine, positive_int("gpus", gpus), positive_int("batch", batch), state or State(logits=8))
+    task = Task(
+        model,
+        machine,
+        positive_int("gpus", gpus),
+        positive_int("batch", batch),
+        state or State(logits=8),
+    )
     if gpus > _MOST_GPUS or model.num_layers > _MOST_LAYERS:
         raise ValueError(
             f"choose plans up to {_MOST_GPUS:,} GPUs and {_MOST_LAYERS:,} layers, got {gpus:,} and "
@@ -271,9 +312,14 @@ def choose(
             fitting[turn] = polished(each)
         whole = [each for each in fitting[_SHOWN:] if each.zero][:1]
         large = [] if fitting else sorted(best.values(), key=attrgetter("memory_bytes"))
-        rows, too_large = (_compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + whole, large[:3]))
+        rows, too_large = (
+            _compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + whole, large[:3])
+        )
     split = sum(not row.slower for row in rows)
-    first, others = rows[: _EQUAL - 1], sorted(rows[_EQUAL - 1 : split], key=lambda row: row.plan.step_s)
+    first, others = (
+        rows[: _EQUAL - 1],
+        sorted(rows[_EQUAL - 1 : split], key=lambda row: row.plan.step_s),
+    )
     equal = (*first, *others[:1]) if split > len(first) else rows[:split]
     return Choice(gpus, equal, rows[split:], too_large, split - len(equal))
 
@@ -284,7 +330,8 @@ def _planned(ways: Iterable[Way], what: str, tell: Callable[[str], None]) -> lis
     refused, fastest, actions = [], inf, 0
     ordered = sorted(ways, key=itemgetter(0))
     for turn, (_, planned) in enumerate(ordered, 1):
-        worth = bisect_right(ordered, _SLACK * fastest, key=itemgetter(0))  # fewer with every faster plan
+        # fewer with every faster plan
+        worth = bisect_right(ordered, _SLACK * fastest, key=itemgetter(0))
         if turn > worth or (actions > _MOST_ACTIONS and fastest < inf):
             break
         tell(f"planning layout {turn} of {worth}")
@@ -298,7 +345,11 @@ def _planned(ways: Iterable[Way], what: str, tell: Callable[[str], None]) -> lis
             fastest = min(fastest, found[-1].step_s)
     if not found:
         why = mode(
-            refused or [f"they don't divide by the degrees that are given, or need over {MOST_FORWARDS:,} forwards"]
+            refused
+            or [
+                f"they don't divide by the degrees that are given, or need over {MOST_FORWARDS:,} "
+                "forwards"
+            ]
         )
         raise ValueError(f"no layout of {what} can be: {why}")
     return found
@@ -312,32 +363,51 @@ def _as_sent(found: Plan) -> Plan:
     return found if alike else planned_again(found, sends=sends)
 
 
-def _compared(plans: Sequence[Plan], unsure: Unsure, tell: Callable[[str], None]) -> tuple[Candidate, ...]:
-    """The plans, sent as Megatron-LM does where it has the schedule, with their intervals, and by how much each is
-    slower than the fastest at least; in the order of `_preferred`."""
+def _compared(
+    plans: Sequence[Plan], unsure: Unsure, tell: Callable[[str], None]
+) -> tuple[Candidate, ...]:
+    """The plans, sent as Megatron-LM does where it has the schedule, with their intervals, and by
+    how much each is slower than the fastest at least; in the order of `_preferred`.
+    """
     sent = sorted(((_as_sent(each), each) for each in plans), key=lambda pair: pair[0].step_s)
     steps = []
     for turn, (_, each) in enumerate(sent, 1):
         tell(f"comparing layout {turn} of {len(sent)}")
-        steps.append([each.step_s, *(planned_again(each, machine=m).step_s for m in unsure.machines(each))])
+        steps.append(
+            [each.step_s, *(planned_again(each, machine=m).step_s for m in unsure.machines(each))]
+        )
     rows = []
     for (each, _), mine in zip(sent, steps, strict=True):
         links, halves = unsure.off(mine)
         usual = hypot(unsure.flops, unsure.model, links)
         slower = unsure.slower(each.step_s / sent[0][0].step_s, mine, steps[0])
-        rows.append(Candidate(each, each.step_s * (1 - usual), each.step_s * (1 + hypot(usual, halves)), slower))
+        rows.append(
+            Candidate(
+                each, each.step_s * (1 - usual), each.step_s * (1 + hypot(usual, halves)), slower
+            )
+        )
     return tuple(sorted(rows, key=_preferred))
 
 
 def _preferred(row: Candidate) -> tuple:
-    """Those that can't be told apart first: what computes nothing again, by the GPUs of a replica, then tensor ranks.
-    Of 65 published sets that way chose best (book/published.md). It fails for ZeRO-3, whose gathers may not hide as
-    assumed: behind the others. So are experts whose copies leave a box."""
+    """Those that can't be told apart first: what computes nothing again, by the GPUs of a replica,
+    then tensor ranks. Of 65 published sets that way chose best (book/published.md). It fails for
+    ZeRO-3, whose gathers may not hide as assumed: behind the others. So are experts whose copies
+    leave a box.
+    """
     found, layout = row.plan, row.plan.layout
     if row.slower:
         return 1, found.step_s
     far = found.experts is not None and found.experts.gpus > found.machine.ranks_per_node
-    return 0, found.zero == 3, any(found.recomputed), far, layout.num_ranks // layout.dp, layout.tp, found.step_s
+    return (
+        0,
+        found.zero == 3,
+        any(found.recomputed),
+        far,
+        layout.num_ranks // layout.dp,
+        layout.tp,
+        found.step_s,
+    )
 
 
 def _short(layers: Iterable[int]) -> str:

@@ -1,4 +1,6 @@
-"""A config as a Model, by its fields alone. Norms and biases, which are less than a hundredth, aren't counted."""
+"""A config as a Model, by its fields alone. Norms and biases, which are less than a hundredth,
+aren't counted.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,25 @@ from .kinds import Kind, Part, attention, delta, experts, latent, mamba, mlp
 from .layers import Model
 
 CHECKED = """
-apertus arcee axk1 bamba bitnet bloom codegen cohere cohere2 cohere2_moe cwm deepseek_v3 deepseek_v32 diffllama
-ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe
-glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neox gpt_oss gptj granite granite_swa granitemoe granitemoe_swa
-granitemoehybrid granitemoeshared helium hy_v3 hyperclovax internlm3 jais2 jamba kimi_k2 kolibri1 llama llama4_text
-mellum minicpm3 minimax_m2 ministral3 mistral mixtral mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid
-olmoe persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next seed_oss
-smollm3 solar_open stablelm starcoder2 vaultgemma youtu
+apertus arcee axk1 bamba bitnet bloom codegen cohere cohere2 cohere2_moe cwm deepseek_v3
+deepseek_v32 diffllama ernie4_5 ernie4_5_moe exaone4 exaone_moe falcon flex_olmo flint gemma gemma2
+gemma3_text glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa gpt2 gpt_bigcode gpt_neox gpt_oss gptj
+granite granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hy_v3
+hyperclovax internlm3 jais2 jamba kimi_k2 kolibri1 llama llama4_text mellum minicpm3 minimax_m2
+ministral3 mistral mixtral mpt nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe
+persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
+seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
 """.split()  # kinds of models whose fields give what a forward gives
 _MOST = 2**24  # of any size
-_GATED = "bitnet exaone4 helium modernbert-decoder seed_oss vaultgemma".split()  # whatever their function is called
+# whatever their function is called
+_GATED = "bitnet exaone4 helium modernbert-decoder seed_oss vaultgemma".split()
 _OUTPUT_GATE = re.compile("qwen3_(next|5)")  # as wide as the queries
 _ODD = re.compile(
     "num_experts|_experts$|moe_k|moe_topk|mamba_d_|ssm_state|lora_rank|linear_num|latent|compress|period|lru_width|conv_L"
     "|(?<!no_rope_layer_)interval|per_layer|layer_group|index_n_heads|^block_type|zero_expert|embedding_size|embed_proj"
 )
-_HALVES = {"-": "mlp", "mlp": "mlp", "E": "experts", "moe": "experts", "M": "mamba", "*": "full"}  # layers of one part
+# layers of one part
+_HALVES = {"-": "mlp", "mlp": "mlp", "E": "experts", "moe": "experts", "M": "mamba", "*": "full"}
 
 
 class Fields:
@@ -46,7 +51,10 @@ class Fields:
         """The same of a whole number. ValueError for what isn't one, Unread where there is none."""
         name, value = names.split()[0], self.get(names, default)
         if value is None:
-            raise Unread(f"a config of a language model has {name}, and this has only {', '.join(self.fields)}")
+            raise Unread(
+                f"a config of a language model has {name}, and this has only "
+                f"{', '.join(self.fields)}"
+            )
         if positive_int(name, value, 0 if value == default else 1) > _MOST:
             raise ValueError(f"{name} must be at most {_MOST:,}, got {value}")
         return value
@@ -54,7 +62,11 @@ class Fields:
     @property
     def unread(self) -> list[str]:
         """Those that look as if they said something about layers."""
-        return [name for name in self.fields if self.fields[name] and _ODD.search(name) and name not in self.read]
+        return [
+            name
+            for name in self.fields
+            if self.fields[name] and _ODD.search(name) and name not in self.read
+        ]
 
 
 def by_fields(fields: Mapping[str, Any], sequence: int) -> Model:
@@ -76,14 +88,23 @@ def by_fields(fields: Mapping[str, Any], sequence: int) -> Model:
     if count > 1:
         used = size("num_experts_per_tok num_experts_per_token experts_per_token moe_topk moe_k")
         each = size("moe_intermediate_size intermediate_size")
-        shared = size("shared_expert_intermediate_size moe_shared_expert_intermediate_size shared_intermediate_size", 0)
-        several = size("n_shared_experts num_shared_experts moe_num_shared_experts", int(bool(dense)))
+        shared = size(
+            "shared_expert_intermediate_size moe_shared_expert_intermediate_size "
+            "shared_intermediate_size",
+            0,
+        )
+        several = size(
+            "n_shared_experts num_shared_experts moe_num_shared_experts", int(bool(dense))
+        )
         shared = shared or each * several
         routed = experts(width, each, count, used, shared, gated, act)
     plain, found, order = mlp(width, wide, gated, act), {}, []
     halves = any(_HALVES.get(said) in ("mlp", "experts") for said in types)
     for at, said in enumerate(types):
-        said, forward = _HALVES.get(said, said), routed if routed and _is_sparse(config, at) else plain
+        said, forward = (
+            _HALVES.get(said, said),
+            routed if routed and _is_sparse(config, at) else plain,
+        )
         if said in ("mlp", "experts"):
             parts = [plain if said == "mlp" else routed]
         else:
@@ -91,7 +112,10 @@ def by_fields(fields: Mapping[str, Any], sequence: int) -> Model:
         name = "+".join([said.removesuffix("_attention"), *(part.name for part in parts[1:])])
         order.append(found.setdefault(name, Kind(name, tuple(parts))))
     if odd := config.unread:
-        raise Unread(f"{', '.join(odd)} say something of its layers that isn't read: give lab.Model its layers")
+        raise Unread(
+            f"{', '.join(odd)} say something of its layers that isn't read: give lab.Model its "
+            "layers"
+        )
     predictors = ()
     if more := size("num_nextn_predict_layers mtp_num_layers", 0):
         joins = Part("joins", 2 * width * width, kept=3 * width)
@@ -104,7 +128,9 @@ def _types(config: Fields) -> list[str]:
     """What mixes the tokens of each layer."""
     get = config.get
     pattern = get("hybrid_override_pattern layers_block_type layer_types")
-    layers = config.size("num_hidden_layers n_layer num_layers n_layers", len(pattern or ()) or None)
+    layers = config.size(
+        "num_hidden_layers n_layer num_layers n_layers", len(pattern or ()) or None
+    )
     if pattern and len(pattern) != layers:
         raise Unread(f"{len(pattern)} layers have a type, and there are {layers}: make them equal")
     if pattern:
@@ -117,7 +143,10 @@ def _types(config: Fields) -> list[str]:
     elif get("mamba_d_state ssm_state_size state_size"):
         other, every = "mamba", layers + 1
     elif get("sliding_window") and config.fields.get("use_sliding_window", True):
-        other, every = "sliding_attention", get("sliding_window_pattern _sliding_window_pattern", layers + 1)
+        other, every = (
+            "sliding_attention",
+            get("sliding_window_pattern _sliding_window_pattern", layers + 1),
+        )
         every = 6 if "gemma3" in str(get("model_type")) else every
     elif get("attention_chunk_size"):
         other, every = "chunked_attention", 4
@@ -143,24 +172,52 @@ def _mixer(config: Fields, said: str, width: int, kind: str) -> Part:
     """What mixes tokens."""
     get, size = config.get, config.size
     if said == "linear_attention" and get("linear_num_value_heads"):
-        sizes = "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim"
+        sizes = (
+            "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim"
+        )
         key_heads, value_heads, key_width, value_width = map(size, sizes.split())
-        return delta(width, key_heads, value_heads, key_width, value_width, size("linear_conv_kernel_dim", 4))
-    if said in ("mamba", "linear_attention") and (state := size("mamba_d_state ssm_state_size state_size", 0)):
+        return delta(
+            width, key_heads, value_heads, key_width, value_width, size("linear_conv_kernel_dim", 4)
+        )
+    if said in ("mamba", "linear_attention") and (
+        state := size("mamba_d_state ssm_state_size state_size", 0)
+    ):
         heads, each = size("mamba_n_heads mamba_num_heads", 0), get("mamba_d_head mamba_head_dim")
         inner = heads * each if heads and each != "auto" else size("mamba_expand expand", 2) * width
-        groups, rank = size("mamba_n_groups n_groups", 1), size("mamba_dt_rank time_step_rank", -(-width // 16))
+        groups, rank = (
+            size("mamba_n_groups n_groups", 1),
+            size("mamba_dt_rank time_step_rank", -(-width // 16)),
+        )
         return mamba(width, inner, state, size("mamba_d_conv conv_kernel", 4), heads, groups, rank)
-    window = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}.get(said)
+    window = {
+        "sliding_attention": "sliding_window",
+        "chunked_attention": "attention_chunk_size",
+    }.get(said)
     if not window and said not in ("full", "full_attention", "attention", "indexed_attention"):
-        raise Unread(f"layers of {said} aren't read: give lab.Model its layers, or lab.Transformer equal ones")
+        raise Unread(
+            f"layers of {said} aren't read: give lab.Model its layers, or lab.Transformer equal "
+            "ones"
+        )
     heads = size("num_attention_heads n_head n_heads")
     if rank := size("kv_lora_rank", 0):
         nope, rope, value = map(size, "qk_nope_head_dim qk_rope_head_dim v_head_dim".split())
         index = tuple(size(name, 0) for name in ("index_n_heads", "index_head_dim", "index_topk"))
-        return latent(width, heads, size("q_lora_rank", 0), rank, nope, rope, value, index if all(index) else ())
+        return latent(
+            width,
+            heads,
+            size("q_lora_rank", 0),
+            rank,
+            nope,
+            rope,
+            value,
+            index if all(index) else (),
+        )
     each = size("head_dim kv_channels", width // heads)
-    kv_heads = 1 if get("multi_query") else size("num_key_value_heads num_kv_heads num_query_groups", heads)
+    kv_heads = (
+        1
+        if get("multi_query")
+        else size("num_key_value_heads num_kv_heads num_query_groups", heads)
+    )
     part = attention(width, heads, kv_heads, each, window=size(window) if window else None)
     if _OUTPUT_GATE.match(kind):
         gated = {"divided": part.divided + width * heads * each, "kept": part.kept + heads * each}

@@ -1,5 +1,7 @@
-"""A config as a Model, by its forward: built by transformers and run on torch's meta device, where tensors have shapes
-and no values. Two lengths tell FLOPs per token from those per pair of tokens, and so how many experts a token uses."""
+"""A config as a Model, by its forward: built by transformers and run on torch's meta device, where
+tensors have shapes and no values. Two lengths tell FLOPs per token from those per pair of tokens,
+and so how many experts a token uses.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ class Unread(ValueError):
 
 
 def by_meta(fields: Mapping[str, Any], sequence: int) -> Model:
-    """The model of a config's fields. Unread for a model that transformers can't build or run there, for several stacks
-    of layers, and for work or parameters that its layers don't explain."""
+    """The model of a config's fields. Unread for a model that transformers can't build or run
+    there, for several stacks of layers, and for work or parameters that its layers don't explain.
+    """
     names = "torch", "transformers", "transformers.masking_utils"
     found: list[Any] = [bring(name) for name in names]
     torch, transformers, masks = found
-    values, masks.find_packed_sequence_indices = masks.find_packed_sequence_indices, lambda positions: None
+    values, masks.find_packed_sequence_indices = (
+        masks.find_packed_sequence_indices,
+        lambda positions: None,
+    )
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:
@@ -45,7 +51,9 @@ def by_meta(fields: Mapping[str, Any], sequence: int) -> Model:
         raise
     except Exception as error:
         why = f"{type(error).__name__}: {str(error)[:90]}".splitlines()[0]
-        raise Unread(f"transformers can't run it without weights ({why}): give lab.Model its layers") from None
+        raise Unread(
+            f"transformers can't run it without weights ({why}): give lab.Model its layers"
+        ) from None
     finally:
         masks.find_packed_sequence_indices = values
         transformers.logging.set_verbosity(verbosity)
@@ -55,18 +63,29 @@ def _counted(torch: Any, net: Any, config: Any, sequence: int) -> Model:
     stacks = {}
     for name, module in net.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in stacks)
-        if isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict) and not inside and not _BESIDE.search(name):
+        if (
+            isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+            and not inside
+            and not _BESIDE.search(name)
+        ):
             stacks[name] = module
-    sizes = {name: sum(each.numel() for each in module.parameters()) for name, module in stacks.items()}
+    sizes = {
+        name: sum(each.numel() for each in module.parameters()) for name, module in stacks.items()
+    }
     total = sum(each.numel() for name, each in net.named_parameters() if not _BESIDE.search(name))
     path = max(sizes, key=sizes.__getitem__)
     if others := [name for name in sizes if name != path and sizes[name] > 0.01 * total]:
         raise Unread(f"it has a second stack of layers, {others[0]}: give lab.Model all of them")
     ends = [each() for each in (net.get_input_embeddings, net.get_output_embeddings)]
-    tables = {id(each.weight): each.weight for each in ends if getattr(each, "weight", None) is not None}
+    tables = {
+        id(each.weight): each.weight for each in ends if getattr(each, "weight", None) is not None
+    }
     beside = total - sizes[path] - sum(table.numel() for table in tables.values())
     if beside > 0.03 * total:
-        raise Unread(f"{beside / total:.0%} of its parameters are in no layer and no table: give lab.Model its layers")
+        raise Unread(
+            f"{beside / total:.0%} of its parameters are in no layer and no table: give lab.Model "
+            "its layers"
+        )
     unit = max(64, *(getattr(config, name, 0) or 0 for name in ("chunk_size", "mamba_chunk_size")))
     once, twice = (_flops(torch, net, length) for length in (unit, 2 * unit))
     types = getattr(config, "layer_types", None) or [""] * len(stacks[path])
@@ -78,7 +97,12 @@ def _counted(torch: Any, net: Any, config: Any, sequence: int) -> Model:
             raise Unread(f"its layer {name} isn't run by itself: give lab.Model its layers")
         pairs = max(0, (twice[at] - 2 * once[at]) / (2 * unit * unit))
         line = once[at] / unit - pairs * unit
-        mark = (*(tuple(each.shape) for each in layer.parameters()), round(line), round(pairs), said)
+        mark = (
+            *(tuple(each.shape) for each in layer.parameters()),
+            round(line),
+            round(pairs),
+            said,
+        )
         if mark not in found:
             part = _part(layer, line / 2, round(pairs), config, said)
             label = f"{said or type(layer).__name__}{' experts' * (part.routed is not None)}"
@@ -88,7 +112,10 @@ def _counted(torch: Any, net: Any, config: Any, sequence: int) -> Model:
     words, width = (max(table.shape[at] for table in tables.values()) for at in (0, -1))
     model = Model(tuple(order), width, sequence, words, len(tables) < 2, beside=beside)
     if abs(off := model.parameters / total - 1) > 0.01:
-        raise Unread(f"its layers share weights, or embedding and head differ ({off:+.0%}): give lab.Model its layers")
+        raise Unread(
+            f"its layers share weights, or embedding and head differ ({off:+.0%}): give lab.Model "
+            "its layers"
+        )
     return model
 
 
@@ -110,7 +137,9 @@ def _part(layer: Any, line: float, pairs: int, config: Any, said: str) -> Part:
         if "shared" not in name and (number or ("experts" in name and each.dim() == 3)):
             spread += each.numel()
             count = max(count, int(number[1]) + 1 if number else each.shape[0])
-        elif each.dim() == 2:  # it keeps what its matrices write and read, where that isn't read by several
+        elif (
+            each.dim() == 2
+        ):  # it keeps what its matrices write and read, where that isn't read by several
             matrices += each.numel()
             kept += each.shape[0] + each.shape[1] * (each.shape[1] != width)
         else:
@@ -119,20 +148,27 @@ def _part(layer: Any, line: float, pairs: int, config: Any, said: str) -> Part:
     scans = _SCANS.search(f"{said} {type(layer).__name__} {[*vars(config)]}".lower())
     if spread:
         each = spread / count
-        chosen, known = max(1, min(count, round(rest / each))), getattr(config, "num_experts_per_tok", None)
-        if known and (scans or chosen == count):  # a scan is work, too, and some families compute all experts
+        chosen, known = (
+            max(1, min(count, round(rest / each))),
+            getattr(config, "num_experts_per_tok", None),
+        )
+        # a scan is work, too, and some families compute all experts
+        if known and (scans or chosen == count):
             rest, chosen = rest if chosen < count else known * each, known
         rest -= chosen * each
         routed = Routed(count, chosen, each)
         kept += chosen * round(each / width + width)
     if rest < -0.1 * line or (rest > 0.1 * line and not scans):
         raise Unread(
-            f"a layer of {type(layer).__name__} multiplies {rest / line:+.0%} beside its weights: give lab.Model its "
+            f"a layer of {type(layer).__name__} multiplies {rest / line:+.0%} beside its weights: "
+            "give lab.Model its "
             "layers"
         )
     keys = 2 * (getattr(config, "num_key_value_heads", 0) or heads)
     keys *= getattr(config, "head_dim", None) or width // max(heads, 1)
-    window = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}.get(said.partition("_")[0], "")
+    window = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}.get(
+        said.partition("_")[0], ""
+    )
     return Part(
         "layer",
         matrices,

@@ -21,24 +21,29 @@ from .config_on_meta import Unread, by_meta
 from .expert_layers import ExpertLayers
 from .layers import Model
 
-_MOST = {"layers": 1024, "n_layer": 1024, "blocks": 1024, "experts": 2**15}  # of what is built one by one
+# of what is built one by one
+_MOST = {"layers": 1024, "n_layer": 1024, "blocks": 1024, "experts": 2**15}
 
 
 def read_config(source: object, sequence: int) -> tuple[Model, ExpertLayers | None]:
-    """The model that a config of transformers describes, for sequences of so many tokens, and its experts, on one GPU.
+    """The model that a config of transformers describes, for sequences of so many tokens, and its
+    experts, on one GPU.
 
-    `source` is such a config, or a dict of its fields; a config.json, or a folder with one; or OWNER/NAME on the
-    Hugging Face hub. Of a model that sees or hears its language model is counted, and a warning says so.
+    `source` is such a config, or a dict of its fields; a config.json, or a folder with one; or
+    OWNER/NAME on the Hugging Face hub. Of a model that sees or hears its language model is counted,
+    and a warning says so.
 
-    Layers are counted by the fields of the config and, where PyTorch and transformers are installed, also by a forward
-    of the model without weights. Where both count, parameters that differ by more than 1 % are refused, and where a
-    token uses 2 % more or less, the forward is believed. Without a forward, a kind of model is counted whose fields
-    were compared with one. Raises ValueError that names the odd field or layer, and what to give instead.
+    Layers are counted by the fields of the config and, where PyTorch and transformers are
+    installed, also by a forward of the model without weights. Where both count, parameters that
+    differ by more than 1 % are refused, and where a token uses 2 % more or less, the forward is
+    believed. Without a forward, a kind of model is counted whose fields were compared with one.
+    Raises ValueError that names the odd field or layer, and what to give instead.
 
     >>> model, experts = read_config({
-    ...     "num_hidden_layers": 48, "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4,
-    ...     "head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
-    ...     "num_experts_per_tok": 8, "vocab_size": 151936, "hidden_act": "silu", "tie_word_embeddings": False,
+    ...     "num_hidden_layers": 48, "hidden_size": 2048, "vocab_size": 151936,
+    ...     "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    ...     "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+    ...     "num_experts_per_tok": 8, "hidden_act": "silu", "tie_word_embeddings": False,
     ... }, sequence=4096)
     >>> print(f"{model.parameters / 1e9:.1f} billion parameters, {model.used / 1e9:.1f} in use")
     30.5 billion parameters, 3.0 in use
@@ -49,12 +54,21 @@ def read_config(source: object, sequence: int) -> tuple[Model, ExpertLayers | No
         found = printable_in(found)
         kind = found.get("model_type", kind)
         model = _counted(json.dumps(found, default=str), sequence)
-    except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         raise ValueError(f"{shown(source)} isn't a language model's config: {error!r}") from None
     except ValueError as error:
         raise ValueError(f"{kind}: {error}") from None
     if found.get("text_config"):
-        warnings.warn(f"{kind}: only its language model is counted, nothing that sees or hears", stacklevel=2)
+        warnings.warn(
+            f"{kind}: only its language model is counted, nothing that sees or hears", stacklevel=2
+        )
     return model, model.experts
 
 
@@ -62,7 +76,11 @@ def read_config(source: object, sequence: int) -> tuple[Model, ExpertLayers | No
 def _counted(fields: str, sequence: int) -> Model:
     """The model by both ways, or by the one that there is."""
     text = json.loads(fields)
-    text |= {name: value for name, value in (text.pop("text_config", None) or {}).items() if value is not None}
+    text |= {
+        name: value
+        for name, value in (text.pop("text_config", None) or {}).items()
+        if value is not None
+    }
     for name, value in text.items():
         most = next((most for ending, most in _MOST.items() if name.endswith(ending)), inf)
         if isinstance(value, int) and value > most:
@@ -86,9 +104,12 @@ def _counted(fields: str, sequence: int) -> Model:
     if abs(bare.parameters / measured.parameters - 1) > 0.01:
         counts = (f"{each.parameters / 1e9:.4g} billion" for each in (bare, measured))
         sizes = ([kind.total("parameters") for kind in each.layers] for each in (bare, measured))
-        odd = next((at for at, (a, b) in enumerate(zip(*sizes, strict=False)) if abs(a / b - 1) > 0.01), 0)
+        odd = next(
+            (at for at, (a, b) in enumerate(zip(*sizes, strict=False)) if abs(a / b - 1) > 0.01), 0
+        )
         raise Unread(
-            "its fields say {} parameters, and transformers builds {}; layer {}, {}, is the first odd one: give "
+            "its fields say {} parameters, and transformers builds {}; layer {}, {}, is the first "
+            "odd one: give "
             "lab.Model its layers".format(*counts, odd, bare.layers[odd].name)
         )
     return model if abs(bare.used / measured.used - 1) < 0.02 else measured
@@ -102,7 +123,8 @@ def _fields(source: object) -> dict[str, Any]:
         return dict(source)
     if not isinstance(source, str | PathLike):
         raise ValueError(
-            f"source must be a config, its fields, a config.json, its folder or OWNER/NAME, got {shown(source)}"
+            "source must be a config, its fields, a config.json, its folder or OWNER/NAME, got "
+            f"{shown(source)}"
         )
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
@@ -112,10 +134,13 @@ def _fields(source: object) -> dict[str, Any]:
         download, reachable = bring("huggingface_hub").hf_hub_download, data.hub_is_reachable()
         try:
             path = Path(download(str(source), "config.json", local_files_only=not reachable))
-        except Exception as error:  # no network, no such model, one that needs a login, no name at all
+        except (
+            Exception
+        ) as error:  # no network, no such model, one that needs a login, no name at all
             why = type(error).__name__ if reachable else "it can't be reached"
             raise ValueError(
-                f"{source} isn't a folder with a config.json, and the hub doesn't give one ({why}): check the name, or "
+                f"{source} isn't a folder with a config.json, and the hub doesn't give one "
+                f"({why}): check the name, or "
                 "fetch that file and give its folder"
             ) from None
     try:
@@ -123,5 +148,7 @@ def _fields(source: object) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         found = error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} must have a config's fields, as JSON, got {shown(found)}: fetch it again")
+        raise ValueError(
+            f"{path} must have a config's fields, as JSON, got {shown(found)}: fetch it again"
+        )
     return found

@@ -22,16 +22,18 @@ if TYPE_CHECKING:
 class ExpertLayers:
     """`count` experts in a layer, of which a token uses `used`, spread over `gpus` GPUs.
 
-    In a Transformer they are in place of every MLP. The experts that a token uses are together as wide as the MLP was,
-    so its work stays what it was; `shared` of them, beside those, every token uses, and every GPU has them. A Model
-    says itself which layers have experts, how wide, and which are shared.
+    In a Transformer they are in place of every MLP. The experts that a token uses are together as
+    wide as the MLP was, so its work stays what it was; `shared` of them, beside those, every token
+    uses, and every GPU has them. A Model says itself which layers have experts, how wide, and which
+    are shared.
 
-    The GPUs are neighbouring context and data ranks of a Layout, each with tokens of its own, and each expert is cut
-    over tp. Experts that are `whole` (Megatron-LM's `--expert-tensor-parallel-size 1`) aren't cut, and their GPUs are
-    neighbouring tensor, context and data ranks. A token's copies go to its experts wherever they are, and come back:
-    each by itself, or `once_per_node`, as DeepEP and HybridEP send them, once to every node that has some of its
-    experts, and within it to each of those. Routing is balanced: a GPU gets as many copies as it sends. Of a
-    Transformer the router isn't counted.
+    The GPUs are neighbouring context and data ranks of a Layout, each with tokens of its own, and
+    each expert is cut over tp. Experts that are `whole` (Megatron-LM's
+    `--expert-tensor-parallel-size 1`) aren't cut, and their GPUs are neighbouring tensor, context
+    and data ranks. A token's copies go to its experts wherever they are, and come back: each by
+    itself, or `once_per_node`, as DeepEP and HybridEP send them, once to every node that has some
+    of its experts, and within it to each of those. Routing is balanced: a GPU gets as many copies
+    as it sends. Of a Transformer the router isn't counted.
 
     Raises ValueError unless a token can use that many and the GPUs share the experts evenly.
 
@@ -53,73 +55,109 @@ class ExpertLayers:
         positive_int("shared", self.shared, 0)
         if self.used > self.count or self.count % self.gpus:
             raise ValueError(
-                f"a token uses some of the experts, and each GPU has as many as the next, got {self.used} used of "
+                "a token uses some of the experts, and each GPU has as many as the next, got "
+                f"{self.used} used of "
                 f"{self.count} on {self.gpus} GPUs"
             )
 
     def in_place_of(self, mlp: Part, width: int) -> Part:
-        """The experts that a token uses are together what the MLP was; a token's copies are kept at them, too."""
+        """The experts that a token uses are together what the MLP was; a token's copies are kept at
+        them, too.
+        """
         spread = mlp.divided * self.used // (self.used + self.shared)
-        numbers = {"divided": mlp.divided - spread, "kept": mlp.kept + self.used * width, "sums": self.shared > 0}
+        numbers = {
+            "divided": mlp.divided - spread,
+            "kept": mlp.kept + self.used * width,
+            "sums": self.shared > 0,
+        }
         wide = mlp.said["wide"] // (self.used + self.shared)
         numbers["said"] = mlp.said | {"wide": wide, "shared": self.shared * wide}
-        return replace(mlp, name="experts", routed=Routed(self.count, self.used, spread / self.used), **numbers)
+        return replace(
+            mlp, name="experts", routed=Routed(self.count, self.used, spread / self.used), **numbers
+        )
 
     def parameters(self, model: Transformer | Model) -> float:
         """Of the whole model, with all experts."""
         return model.long(self).parameters
 
     def groups(self, layout: Layout) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-        """The ranks that share a layer's experts, and those that have the same ones. ValueError where they can't."""
+        """The ranks that share a layer's experts, and those that have the same ones. ValueError
+        where they can't.
+        """
         axes = ("tp", "cp", "dp") if self.whole else ("cp", "dp")
         among = layout.groups(*axes)
         if len(among[0]) % self.gpus:
             raise ValueError(
-                f"{self.gpus} GPUs that share experts are neighbouring ranks of {' x '.join(axes)}, and don't divide "
-                f"these {len(among[0])}: change gpus, cp or dp{', or let experts be whole' * (not self.whole)}"
+                f"{self.gpus} GPUs that share experts are neighbouring ranks of "
+                f"{' x '.join(axes)}, and don't divide "
+                f"these {len(among[0])}: change gpus, cp or "
+                f"dp{', or let experts be whole' * (not self.whole)}"
             )
-        together = [group[at : at + self.gpus] for group in among for at in range(0, len(group), self.gpus)]
+        together = [
+            group[at : at + self.gpus] for group in among for at in range(0, len(group), self.gpus)
+        ]
         return together, [group[at :: self.gpus] for group in among for at in range(self.gpus)]
 
     def all_to_all_bytes(self, model: Transformer | Model, samples: int = 1) -> float:
-        """What a GPU that has all their tokens sends in one: of their copies those whose expert is elsewhere, each by
-        itself."""
+        """What a GPU that has all their tokens sends in one: of their copies those whose expert is
+        elsewhere, each by itself.
+        """
         return model.boundary_bytes(samples) * self.used * (self.gpus - 1) / self.gpus
 
     def all_to_all_time(
-        self, model: Transformer | Model, machine: Machine, samples: int = 1, layout: Layout | None = None
+        self,
+        model: Transformer | Model,
+        machine: Machine,
+        samples: int = 1,
+        layout: Layout | None = None,
     ) -> float:
-        """How long one takes, in seconds: copies within a node and between nodes travel at once, each GPU's over its
-        own links, and the GPU with the fewest others in its node is the last. A layout that is left out has `gpus`
-        replicas of one GPU."""
+        """How long one takes, in seconds: copies within a node and between nodes travel at once,
+        each GPU's over its own links, and the GPU with the fewest others in its node is the last. A
+        layout that is left out has `gpus` replicas of one GPU.
+        """
         if self.gpus == 1:
             return 0.0
         layout = layout or Layout(dp=self.gpus)
         tokens = model.boundary_bytes(samples) / (layout.tp * layout.cp)
-        nodes = (Counter(rank // machine.ranks_per_node for rank in group) for group in self.groups(layout)[0])
+        nodes = (
+            Counter(rank // machine.ranks_per_node for rank in group)
+            for group in self.groups(layout)[0]
+        )
         here, num_nodes = min((min(each.values()), len(each)) for each in nodes)
         copies = tokens * self.used
         near, far = copies * (here - 1) / self.gpus, copies * (self.gpus - here) / self.gpus
         if self.once_per_node and far:
             others = self.count - self.count * here // self.gpus  # experts that aren't in one node
             near = copies * (here - 1) / here
-            far = tokens * (num_nodes - 1) * (1 - comb(others, self.used) / comb(self.count, self.used))
+            far = (
+                tokens
+                * (num_nodes - 1)
+                * (1 - comb(others, self.used) / comb(self.count, self.used))
+            )
         latency = machine.link(far > 0).latency
         return latency + max(near / machine.inside.bandwidth, far / machine.between.bandwidth)
 
     def pieces(
-        self, model: Transformer | Model, machine: Machine, samples: int = 1, layout: Layout | None = None
+        self,
+        model: Transformer | Model,
+        machine: Machine,
+        samples: int = 1,
+        layout: Layout | None = None,
     ) -> Pieces:
-        """What a layer computes and sends, in ms: sums over tensor ranks, and waits for keys and values, aside.
-        ValueError where layers differ."""
+        """What a layer computes and sends, in ms: sums over tensor ranks, and waits for keys and
+        values, aside. ValueError where layers differ.
+        """
         layout = layout or Layout(dp=self.gpus)
         kind, *others = model.long(self).kinds
         if others:
             raise ValueError(
-                f"pairs of actions are planned for layers of one kind, got {model.long(self).pattern}: take a schedule "
+                "pairs of actions are planned for layers of one kind, got "
+                f"{model.long(self).pattern}: take a schedule "
                 "without pairs, such as Interleaved1F1B"
             )
         rate, routed = machine.rate(layout), kind.routed
         experts = 2e3 * routed.used * routed.each * samples * model.sequence / rate
         wait = self.all_to_all_time(model, machine, samples, layout) * 1e3
-        return Pieces(kind.flops(model.sequence) * samples / rate * 1e3 - experts, wait, experts, wait)
+        return Pieces(
+            kind.flops(model.sequence) * samples / rate * 1e3 - experts, wait, experts, wait
+        )

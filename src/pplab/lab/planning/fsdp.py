@@ -34,18 +34,21 @@ def fsdp_plan(
     state: State | None = None,
     experts: ExpertLayers | None = None,
 ) -> Plan:
-    """Predict a step of `batch` sequences without a pipeline, in the fastest way that fits in the machine's memory.
+    """Predict a step of `batch` sequences without a pipeline, in the fastest way that fits in the
+    machine's memory.
 
-    A rank stores one of cp * dp parts of the optimizer's state (ZeRO-1), of the gradients as well (ZeRO-2), or of the
-    weights, too (ZeRO-3, which is FSDP); with `experts`, of those one for each rank that has the same. `zero` names one
-    of them, and 0 whole replicas. A rank takes `microbatch` of its sequences at a time, or as many as is fastest, and
-    computes as many layers again as `recompute` says, or, if that says none, as it must to fit. What these ranks send
-    each other goes on beside their work, as far as there is work: `pplab.lab.formulas.sharded_step`; all else is as in
-    `plan`. Weights are gathered, and gradients sent, in the bytes that `state` keeps of them. Under FSDP two layers or
-    matrices are gathered at a time: the one in use, and the next.
+    A rank stores one of cp * dp parts of the optimizer's state (ZeRO-1), of the gradients as well
+    (ZeRO-2), or of the weights, too (ZeRO-3, which is FSDP); with `experts`, of those one for each
+    rank that has the same. `zero` names one of them, and 0 whole replicas. A rank takes
+    `microbatch` of its sequences at a time, or as many as is fastest, and computes as many layers
+    again as `recompute` says, or, if that says none, as it must to fit. What these ranks send each
+    other goes on beside their work, as far as there is work: `pplab.lab.formulas.sharded_step`; all
+    else is as in `plan`. Weights are gathered, and gradients sent, in the bytes that `state` keeps
+    of them. Under FSDP two layers or matrices are gathered at a time: the one in use, and the next.
 
-    The Plan says its `zero`, and what it `recomputed`. Where no way fits, it is the one that holds least. Raises
-    ValueError for a Layout with a pipeline, for sequences that can't be shared out evenly, and as `plan` does.
+    The Plan says its `zero`, and what it `recomputed`. Where no way fits, it is the one that holds
+    least. Raises ValueError for a Layout with a pipeline, for sequences that can't be shared out
+    evenly, and as `plan` does.
 
     >>> found = fsdp_plan(Case().model, Case(gigabits=100).machine, Layout(dp=4), batch=16)
     >>> NAMES[found.zero], found.microbatch, found.recomputed, round(found.step_s, 2)
@@ -54,7 +57,9 @@ def fsdp_plan(
     if zero not in (None, 0, *NAMES):
         raise ValueError(f"zero must be 1, 2 or 3, or 0 for replicas, got {zero!r}")
     if layout.pp > 1:
-        raise ValueError(f"without a pipeline there is no pp, got {layout}: give pp=1, or take plan")
+        raise ValueError(
+            f"without a pipeline there is no pp, got {layout}: give pp=1, or take plan"
+        )
     each, rest = divmod(positive_int("batch", batch), layout.dp)
     if rest:
         raise ValueError(f"{batch} sequences don't divide among {layout.dp} ranks")
@@ -67,13 +72,19 @@ def fsdp_plan(
         for which in (NAMES if zero is None else (zero,))
         for planned, bare in zip(ways, whole, strict=True)
     ]
-    return min(found, key=lambda each: (not each.fits, round(each.step_s, 9) if each.fits else each.memory_bytes))
+    return min(
+        found,
+        key=lambda each: (not each.fits, round(each.step_s, 9) if each.fits else each.memory_bytes),
+    )
 
 
 def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
-    """What was `found` in one way; without recomputation, `planned` again with as many layers as it takes."""
+    """What was `found` in one way; without recomputation, `planned` again with as many layers as it
+    takes.
+    """
     model, state, kept, gather, reduce = found.model, found.state, 0.0, 0.0, 0.0
-    shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))  # and from which ZeRO on divided
+    # and from which ZeRO on divided
+    shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))
     weights = found.weights()
     for ranks, link, (count,) in weights:
         kept += sum(size / (ranks if zero >= level else 1) for size, level in shares) * count
@@ -81,11 +92,16 @@ def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
         reduce += ring_gather_time(ranks, state.gradients * count, link.latency, link.bandwidth)
     if zero == 3:
         table = model.table_parameters / found.layout.tp
-        kept += 2 * state.weights * max(table, *(sum(found.weights_of(kind)) for kind in found.long.kinds))
+        kept += (
+            2
+            * state.weights
+            * max(table, *(sum(found.weights_of(kind)) for kind in found.long.kinds))
+        )
     over = kept + found.memory.activation[0] + found.machine.reserved - found.machine.memory
     if over > 0 and not any(found.recomputed):
         freed = [found.freed_of(kind) for kind in found.long.layers]
-        enough = bisect_left([*accumulate(freed)], over + max(freed))  # of a layer that runs again all is there
+        # of a layer that runs again all is there
+        enough = bisect_left([*accumulate(freed)], over + max(freed))
         found = planned(recompute=[min(enough + 1, model.num_layers)])
     if zero == 0:
         gather, reduce = 0.0, 2 * reduce
@@ -98,23 +114,27 @@ def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
 
 
 def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
-    """A row of the ledger with no pipeline: `sequences` a step, shared out to the ranks: `fsdp_plan` says how.
+    """A row of the ledger with no pipeline: `sequences` a step, shared out to the ranks:
+    `fsdp_plan` says how.
 
     Raises ValueError for sequences that can't be shared out evenly, and where no way fits.
 
     >>> fsdp_row(Case(gigabits=100), 16)
                                               M   step    busy   fullest rank  fits in 80 GB  a billion tokens
     FSDP, 4 at a time, recomputing 26 layers  16  5.29 s  100 %  76.9 GB       yes            $89.7 in 11.2 h
-    """
+    """  # noqa: E501
     expect(Case, case=case)
     layout = Layout(dp=case.num_ranks)
     found = fsdp_plan(case.model, case.machine, layout, sequences, zero=zero, state=case.state)
     if not found.fits:
-        raise ValueError(f"it doesn't fit in {case.room_gb:g} GB, however little is kept: take more ranks")
+        raise ValueError(
+            f"it doesn't fit in {case.room_gb:g} GB, however little is kept: take more ranks"
+        )
     (again,), name = found.recomputed, NAMES.get(found.zero, "replicas")
     return Entry(
         case,
-        f"{name}, {found.microbatch} at a time" + (f", recomputing {again} layers" if again else ""),
+        f"{name}, {found.microbatch} at a time"
+        + (f", recomputing {again} layers" if again else ""),
         sequences,
         step_s=found.step_s,
         busy=found.compute_s / found.step_s,

@@ -9,18 +9,23 @@ from ...errors import positive_int, unknown
 from .layout import Machine
 
 REACHED = 400 / 989  # of the peak: the course's 400 TFLOP/s of an H100, an assumption
-REACHED_APART = 440 / 989  # where bytes and the host are counted apart: 131 runs of nanotron (book/published.md)
-REACHED_IN_FP8 = 922.5 / 1978  # what NVIDIA's row of the 70 billion reaches as predicted (chapter 12)
-LEFT = 0.9  # of a memory, for what is predicted: of 750 layouts that were said to fit 211 ran out (book/published.md)
+# where bytes and the host are counted apart: 131 runs of nanotron (book/published.md)
+REACHED_APART = 440 / 989
+# what NVIDIA's row of the 70 billion reaches as predicted (chapter 12)
+REACHED_IN_FP8 = 922.5 / 1978
+# of a memory, for what is predicted: of 750 layouts that were said to fit 211 ran out
+# (book/published.md)
+LEFT = 0.9
 RESERVED = 1.9 * 2**30  # by allocator, workspaces and communicators: three published sources
 RING = 367 / 450  # of a link inside, what a ring of eight H200 reached (book/published.md)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """FLOP/s in bfloat16, without sparsity; bytes that its driver tells; bytes per second, one way, to its neighbours
-    in the box, over NVLink or PCIe; bytes per second of its own memory; which share of `inside` a ring reaches, 1 where
-    nobody measured it."""
+    """FLOP/s in bfloat16, without sparsity; bytes that its driver tells; bytes per second, one way,
+    to its neighbours in the box, over NVLink or PCIe; bytes per second of its own memory; which
+    share of `inside` a ring reaches, 1 where nobody measured it.
+    """
 
     peak: float
     memory: float
@@ -56,13 +61,15 @@ def machine_of(
     host: float | None = None,
     precision: str = "bf16",
 ) -> Machine:
-    """Nodes of `per_node` of these GPUs, with what isn't given as the name says: 0.4 of the peak in bfloat16, and 0.47
-    of twice that in `precision` "fp8". A tenth of the memory is left free, and 1.9 GiB are `reserved`.
+    """Nodes of `per_node` of these GPUs, with what isn't given as the name says: 0.4 of the peak in
+    bfloat16, and 0.47 of twice that in `precision` "fp8". A tenth of the memory is left free, and
+    1.9 GiB are `reserved`.
 
-    `between` and `inside` are bytes per second of every GPU, one way, so a ring that fills nodes has as many `ports` as
-    these have GPUs, unless it is told otherwise. Messages take 10 and 5 µs besides: an assumption. With a `host`, 0 or
-    longer, HBM is told apart as well: 0.9 of the data sheet's, beside 0.44 of the peak. What a layer keeps has two
-    bytes a number in FP8, too. ValueError for an unknown name or precision, and for what `RECIPES` has.
+    `between` and `inside` are bytes per second of every GPU, one way, so a ring that fills nodes
+    has as many `ports` as these have GPUs, unless it is told otherwise. Messages take 10 and 5 µs
+    besides: an assumption. With a `host`, 0 or longer, HBM is told apart as well: 0.9 of the data
+    sheet's, beside 0.44 of the peak. What a layer keeps has two bytes a number in FP8, too.
+    ValueError for an unknown name or precision, and for what `RECIPES` has.
 
     >>> machine_of("h100", 8, between=50e9).ring / 1e9
     367.0
@@ -70,12 +77,16 @@ def machine_of(
     asked = f"{gpu} {precision} {'NVL72' * (positive_int('per_node', per_node) > 16)}".upper()
     for names, where in RECIPES.items():
         if found := [name for name in names.split() if name in asked]:
-            raise ValueError(f"{found[0]} isn't planned here: layouts with their measured speed are in {where}")
+            raise ValueError(
+                f"{found[0]} isn't planned here: layouts with their measured speed are in {where}"
+            )
     known = GPUS.get(gpu.lower())
     if known is None:
         raise unknown("GPU", gpu, GPUS)
     if precision not in ("bf16", "fp8") or (precision == "fp8" and gpu.lower() == "a100"):
-        raise ValueError(f"precision must be bf16, or fp8 on a GPU that has it, got {precision!r} on {gpu}")
+        raise ValueError(
+            f"precision must be bf16, or fp8 on a GPU that has it, got {precision!r} on {gpu}"
+        )
     inside = inside or known.inside
     reached = REACHED if host is None else REACHED_APART
     if precision == "fp8":

@@ -1,5 +1,6 @@
-"""What a layer is made of: parts, which are a few numbers per token, per pair of tokens or per sequence, and their
-makers. Nothing else in planning asks what a layer is."""
+"""What a layer is made of: parts, which are a few numbers per token, per pair of tokens or per
+sequence, and their makers. Nothing else in planning asks what a layer is.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +19,14 @@ class Routed(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Half a layer, such as its attention. FLOPs are those of a forward. A backward takes twice as many."""
+    """Half a layer, such as its attention. FLOPs are those of a forward. A backward takes twice as
+    many.
+    """
 
     name: str  # of its maker
     divided: float = 0  # parameters that tensor ranks share out
-    whole: float = 0  # parameters that every tensor rank has: norms, routers, the way down to latent keys
+    # parameters that every tensor rank has: norms, routers, the way down to latent keys
+    whole: float = 0
     looked_up: float = 0  # of both, those that multiply nothing: norms and biases
     pairs: int = 0  # FLOPs for each pair of tokens
     window: int | None = None  # tokens that a token sees at most
@@ -39,7 +43,9 @@ class Part:
     @property
     def parameters(self) -> float:
         """All of them."""
-        return self.divided + self.whole + (self.routed.count * self.routed.each if self.routed else 0)
+        return (
+            self.divided + self.whole + (self.routed.count * self.routed.each if self.routed else 0)
+        )
 
     @property
     def used(self) -> float:
@@ -87,43 +93,80 @@ class Kind:
 
 
 def attention(width: int, heads: int, kv_heads: int, head_width: int, **more: Any) -> Part:
-    """Grouped-query attention. It keeps input and output of its norm, queries, keys, values and what they give."""
+    """Grouped-query attention. It keeps input and output of its norm, queries, keys, values and
+    what they give.
+    """
     query, keys = heads * head_width, kv_heads * head_width
     said = {"heads": heads, "kv_heads": kv_heads, "head_width": head_width}
-    numbers = {"pairs": 4 * query, "kept": 2 * (width + query + keys), "passed": 2 * keys, "heads": heads, "said": said}
+    numbers = {
+        "pairs": 4 * query,
+        "kept": 2 * (width + query + keys),
+        "passed": 2 * keys,
+        "heads": heads,
+        "said": said,
+    }
     return Part("attention", width * 2 * (query + keys), **numbers | more)
 
 
 def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
-    """An MLP, with a third matrix where it is gated. It keeps what its function and its last matrix read."""
+    """An MLP, with a third matrix where it is gated. It keeps what its function and its last matrix
+    read.
+    """
     columns = (3 if gated else 2) * wide
     said = {"wide": wide, "gated": gated, "act": act}
     return Part("mlp", width * columns, **{"kept": 2 * width + columns, "said": said} | more)
 
 
 def latent(
-    width: int, heads: int, q_rank: int, kv_rank: int, nope: int, rope: int, value: int, index: tuple[int, ...] = ()
+    width: int,
+    heads: int,
+    q_rank: int,
+    kv_rank: int,
+    nope: int,
+    rope: int,
+    value: int,
+    index: tuple[int, ...] = (),
 ) -> Part:
-    """Latent attention (MLA) as it is trained: keys and values are made whole, so that pairs cost all heads. The ways
-    down aren't cut over tp. `index`: heads, width and top-k of a sparse indexer (DeepSeek-V3.2)."""
+    """Latent attention (MLA) as it is trained: keys and values are made whole, so that pairs cost
+    all heads. The ways down aren't cut over tp. `index`: heads, width and top-k of a sparse indexer
+    (DeepSeek-V3.2).
+    """
     query, values, queries_from = heads * (nope + rope), heads * value, q_rank or width
     index_heads, index_width, seen = index or (0, 0, None)
     return Part(
         "latent",
         queries_from * query + kv_rank * heads * (nope + value) + values * width,
-        width * (q_rank + kv_rank + rope) + index_width * (index_heads * queries_from + width) + width * index_heads,
+        width * (q_rank + kv_rank + rope)
+        + index_width * (index_heads * queries_from + width)
+        + width * index_heads,
         pairs=2 * (query + values),
         window=seen,
         kept=2 * (width + query + values) + q_rank + kv_rank + rope,
         passed=query + values,
         heads=heads,
-        said=dict(heads=heads, q_rank=q_rank, kv_rank=kv_rank, nope=nope, rope=rope, value=value, index=index),
+        said=dict(
+            heads=heads,
+            q_rank=q_rank,
+            kv_rank=kv_rank,
+            nope=nope,
+            rope=rope,
+            value=value,
+            index=index,
+        ),
     )
 
 
-def delta(width: int, key_heads: int, value_heads: int, key_width: int, value_width: int, conv: int) -> Part:
-    """A gated delta net (Qwen3-Next). A scan in chunks takes about 6 FLOPs per number of its state and token."""
-    keys, values, state = key_heads * key_width, value_heads * value_width, value_heads * key_width * value_width
+def delta(
+    width: int, key_heads: int, value_heads: int, key_width: int, value_width: int, conv: int
+) -> Part:
+    """A gated delta net (Qwen3-Next). A scan in chunks takes about 6 FLOPs per number of its state
+    and token.
+    """
+    keys, values, state = (
+        key_heads * key_width,
+        value_heads * value_width,
+        value_heads * key_width * value_width,
+    )
     return Part(
         "delta",
         width * (2 * keys + 3 * values + 2 * value_heads),
@@ -131,11 +174,19 @@ def delta(width: int, key_heads: int, value_heads: int, key_width: int, value_wi
         kept=2 * width + 4 * (keys + values),
         handed=state,
         heads=key_heads,
-        said=dict(key_heads=key_heads, value_heads=value_heads, key=key_width, value=value_width, conv=conv),
+        said=dict(
+            key_heads=key_heads,
+            value_heads=value_heads,
+            key=key_width,
+            value=value_width,
+            conv=conv,
+        ),
     )
 
 
-def mamba(width: int, inner: int, state: int, conv: int, heads: int = 0, groups: int = 1, rank: int = 0) -> Part:
+def mamba(
+    width: int, inner: int, state: int, conv: int, heads: int = 0, groups: int = 1, rank: int = 0
+) -> Part:
     """Mamba-2 with `heads`, or Mamba-1, whose steps have a `rank`."""
     mixed = inner + 2 * groups * state if heads else inner
     matrices = width * (inner + mixed + heads) if heads else 2 * inner * (width + rank + state)
@@ -149,8 +200,12 @@ def mamba(width: int, inner: int, state: int, conv: int, heads: int = 0, groups:
     )
 
 
-def experts(width: int, wide: int, count: int, used: int, shared: int, gated: bool, act: str = "") -> Part:
-    """A router and its experts, next to those that every token uses, which are `shared` wide together."""
+def experts(
+    width: int, wide: int, count: int, used: int, shared: int, gated: bool, act: str = ""
+) -> Part:
+    """A router and its experts, next to those that every token uses, which are `shared` wide
+    together.
+    """
     columns = 3 if gated else 2
     return Part(
         "experts",

@@ -14,7 +14,9 @@ from .partitioning import partition
 
 
 class Ends:
-    """What stands around the layers: a matrix of `vocabulary` times `width` before, and one behind."""
+    """What stands around the layers: a matrix of `vocabulary` times `width` before, and one
+    behind.
+    """
 
     width: int
     sequence: int
@@ -40,15 +42,17 @@ class Ends:
 class Model(Ends):
     """A decoder whose layers needn't be alike. Layers of one kind have one name.
 
-    `predictors` (MTP) are layers that predict further tokens: they stand in the last stage, behind the others, and each
-    goes through the head once more. `beside`: parameters in no layer and no table, such as positions. All kinds that
-    route to experts have as many.
+    `predictors` (MTP) are layers that predict further tokens: they stand in the last stage, behind
+    the others, and each goes through the head once more. `beside`: parameters in no layer and no
+    table, such as positions. All kinds that route to experts have as many.
 
     ValueError for a model without layers, and for two kinds with one name.
 
     >>> from pplab.lab import kinds
     >>> attention = kinds.attention(4096, heads=32, kv_heads=8, head_width=128)
-    >>> narrow, wide = (Kind(f"{n} wide", (attention, kinds.mlp(4096, n, gated=True))) for n in (8192, 16384))
+    >>> def layer(n):
+    ...     return Kind(f"{n} wide", (attention, kinds.mlp(4096, n, gated=True)))
+    >>> narrow, wide = layer(8192), layer(16384)
     >>> model = Model((narrow,) * 8 + (wide,) * 8, width=4096, sequence=8192)
     >>> model.pattern, model.cut(2)
     ('8192 wide*8 16384 wide*8', (9, 7))
@@ -94,11 +98,14 @@ class Model(Ends):
 
     @cached_property
     def experts(self) -> ExpertLayers | None:
-        """Its experts, on one GPU. ValueError where kinds have other numbers of them, which aren't planned."""
+        """Its experts, on one GPU. ValueError where kinds have other numbers of them, which aren't
+        planned.
+        """
         found = {(kind.routed.count, kind.routed.used) for kind in self.kinds if kind.routed}
         if len(found) > 1:
             raise ValueError(
-                f"kinds that route to experts must have as many, of which a token uses as many, got {found}"
+                "kinds that route to experts must have as many, of which a token uses as many, "
+                f"got {found}"
             )
         return ExpertLayers(*found.pop(), 1) if found else None
 
@@ -110,7 +117,9 @@ class Model(Ends):
 
     @cached_property
     def used(self) -> float:
-        """Those that a token is multiplied by: not the embedding, and for each predictor the head once more."""
+        """Those that a token is multiplied by: not the embedding, and for each predictor the head
+        once more.
+        """
         heads = 1 + len(self.predictors)
         return sum(kind.total("used") for kind in self.every) + heads * self.table_parameters
 
@@ -138,7 +147,9 @@ class Model(Ends):
         return heads + sum(self._flops[kind.name] for kind in self.predictors) * samples
 
     def cut(self, num_stages: int) -> tuple[int, ...]:
-        """The layers of stages with equal work, the head's in the last one. ValueError for more stages than layers."""
+        """The layers of stages with equal work, the head's in the last one. ValueError for more
+        stages than layers.
+        """
         if num_stages not in self._cuts:
             work = self.work(1)
             work[-1] += self.ends_work(1)
@@ -150,5 +161,7 @@ class Model(Ends):
         mine = self.experts
         if experts and (not mine or (mine.count, mine.used) != (experts.count, experts.used)):
             has = f"{mine.used} of {mine.count}" if mine else "none"
-            raise ValueError(f"this model's layers say their experts, and a token uses {has}, got {experts}")
+            raise ValueError(
+                f"this model's layers say their experts, and a token uses {has}, got {experts}"
+            )
         return self

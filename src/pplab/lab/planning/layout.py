@@ -1,4 +1,6 @@
-"""Which rank does what when tensors, context, pipeline and replicas are combined, and the machines that they run on."""
+"""Which rank does what when tensors, context, pipeline and replicas are combined, and the machines
+that they run on.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ AXES = ("tp", "cp", "dp", "pp")
 
 @dataclass(frozen=True)
 class Layout:
-    """`tp * cp * pp * dp` ranks: every layer cut over tp, each sequence over cp, the stack of layers over pp, the batch
-    over dp.
+    """`tp * cp * pp * dp` ranks: every layer cut over tp, each sequence over cp, the stack of
+    layers over pp, the batch over dp.
 
-    `order` says which axis' neighbours get neighbouring ranks, nearest first. Megatron-LM's default is tp-cp-dp-pp: an
-    order that doesn't name cp has it right after tp.
+    `order` says which axis' neighbours get neighbouring ranks, nearest first. Megatron-LM's default
+    is tp-cp-dp-pp: an order that doesn't name cp has it right after tp.
 
     >>> Layout(tp=2, pp=2, dp=2).groups("tp")
     ((0, 1), (2, 3), (4, 5), (6, 7))
@@ -36,7 +38,8 @@ class Layout:
             positive_int(axis, getattr(self, axis))
         if sorted(self.axes) != sorted(AXES):
             raise ValueError(
-                f'order must name each of tp, dp and pp once, such as "tp-dp-pp", and may name cp, got {self.order!r}'
+                'order must name each of tp, dp and pp once, such as "tp-dp-pp", and may name cp, '
+                f"got {self.order!r}"
             )
 
     @property
@@ -58,7 +61,9 @@ class Layout:
         return found
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
-        """The ranks that differ in this axis only, or in these, group by group: those that communicate for it."""
+        """The ranks that differ in this axis only, or in these, group by group: those that
+        communicate for it.
+        """
         if not {*axes} <= {*AXES}:
             raise ValueError(f"axis must be tp, cp, dp or pp, got {', '.join(map(repr, axes))}")
         return _groups(self, axes)
@@ -66,7 +71,9 @@ class Layout:
     def crosses(self, axis: str, ranks_per_node: int) -> bool:
         """Whether a group of this axis has ranks on several nodes."""
         positive_int("ranks_per_node", ranks_per_node)
-        return any(len({rank // ranks_per_node for rank in group}) > 1 for group in self.groups(axis))
+        return any(
+            len({rank // ranks_per_node for rank in group}) > 1 for group in self.groups(axis)
+        )
 
 
 @lru_cache(maxsize=512)
@@ -89,22 +96,25 @@ def layouts(num_ranks: int) -> Iterator[Layout]:
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes of `ranks_per_node` ranks. Links are in seconds and bytes per second, one way, for every rank its own.
+    """Nodes of `ranks_per_node` ranks. Links are in seconds and bytes per second, one way, for
+    every rank its own.
 
-    What follows `memory` refines it, with numbers that somebody measured. `ring`: bytes per second of a ring in a node,
-    where only the switch's own sums reach what `inside` says. `ports`: over how many of a node's links `between` a ring
-    goes that fills whole nodes. `flops_at`: FLOP/s of a rank by tensor degree, {8: 300e12}; `backward_at`: how many of
-    its forwards a layer's backward takes, sums included, by tensor degree, {1: 1.97, 8: 1.55}. A degree that isn't in
-    them has the next smaller one's; below the least it has `flops`, and two forwards without a second pair of sums.
-    `head_backward`: the same of the head. `reserved`: bytes that the allocator, workspaces and communicators hold
-    besides what is counted, 1.9 GiB in three published sources.
+    What follows `memory` refines it, with numbers that somebody measured. `ring`: bytes per second
+    of a ring in a node, where only the switch's own sums reach what `inside` says. `ports`: over
+    how many of a node's links `between` a ring goes that fills whole nodes. `flops_at`: FLOP/s of a
+    rank by tensor degree, {8: 300e12}; `backward_at`: how many of its forwards a layer's backward
+    takes, sums included, by tensor degree, {1: 1.97, 8: 1.55}. A degree that isn't in them has the
+    next smaller one's; below the least it has `flops`, and two forwards without a second pair of
+    sums. `head_backward`: the same of the head. `reserved`: bytes that the allocator, workspaces
+    and communicators hold besides what is counted, 1.9 GiB in three published sources.
 
-    One number of FLOP/s stands for three things, unless these tell them apart. `hbm`: bytes per second that a GPU's own
-    memory gives to work between products, 0.9 of what its data sheet says. `host`: seconds that a framework needs to
-    launch a layer's forward and backward of a microbatch, however small: 1.6e-3 for PyTorch alone
-    (results/nvidia-h100-80gb-hbm3.json), 4.5e-3 for nanotron, 8.8e-3 for mixtures in Megatron-LM without CUDA graphs
-    (book/published.md), 0 with graphs. `ring_over`: bytes per second of an all-reduce by the number of nodes that it
-    fills, {2: 362e9}, as nccl-tests prints them. ValueError for numbers that aren't above 0.
+    One number of FLOP/s stands for three things, unless these tell them apart. `hbm`: bytes per
+    second that a GPU's own memory gives to work between products, 0.9 of what its data sheet says.
+    `host`: seconds that a framework needs to launch a layer's forward and backward of a microbatch,
+    however small: 1.6e-3 for PyTorch alone (results/nvidia-h100-80gb-hbm3.json), 4.5e-3 for
+    nanotron, 8.8e-3 for mixtures in Megatron-LM without CUDA graphs (book/published.md), 0 with
+    graphs. `ring_over`: bytes per second of an all-reduce by the number of nodes that it fills, {2:
+    362e9}, as nccl-tests prints them. ValueError for numbers that aren't above 0.
     """
 
     ranks_per_node: int
@@ -127,10 +137,16 @@ class Machine:
             positive_int(name, getattr(self, name))
         expect(Link, inside=self.inside, between=self.between)
         given = {"flops": self.flops, "memory": self.memory, "head_backward": self.head_backward}
-        given |= {name: each for name in ("ring", "hbm") if (each := getattr(self, name)) is not None}
+        given |= {
+            name: each for name in ("ring", "hbm") if (each := getattr(self, name)) is not None
+        }
         number("host", self.host)
         number("reserved", self.reserved)
-        for name, key in (("flops_at", "a tensor degree"), ("backward_at", "a tensor degree"), ("ring_over", "nodes")):
+        for name, key in (
+            ("flops_at", "a tensor degree"),
+            ("backward_at", "a tensor degree"),
+            ("ring_over", "nodes"),
+        ):
             table = getattr(self, name)
             expect(Mapping, **{name: table})
             for degree, value in table.items():
@@ -154,13 +170,16 @@ class Machine:
         if all(len(ranks) == 1 for ranks in nodes):
             return inside
         if self.ring_over:
-            own = min(min(ranks.values()) for ranks in nodes)  # a node's ranks in the ring, each with its port
+            # a node's ranks in the ring, each with its port
+            own = min(min(ranks.values()) for ranks in nodes)
             measured = at_degree(self.ring_over, max(map(len, nodes)), self.between.bandwidth)
             return Link(0, min(measured, own * self.between.bandwidth))
         filled = all({*ranks.values()} == {self.ranks_per_node} for ranks in nodes)
         if self.ports == 1 or not filled:
             return self.between
-        return Link(self.between.latency, min(inside.bandwidth, self.ports * self.between.bandwidth))
+        return Link(
+            self.between.latency, min(inside.bandwidth, self.ports * self.between.bandwidth)
+        )
 
 
 @lru_cache(maxsize=512)

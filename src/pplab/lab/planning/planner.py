@@ -1,7 +1,9 @@
-"""What a step takes on several nodes when tensors, context, experts, pipeline and replicas are combined.
+"""What a step takes on several nodes when tensors, context, experts, pipeline and replicas are
+combined.
 
-A model of the first order: roofline compute, ring collectives, latency plus size over bandwidth, everything that isn't
-the pipeline's sends exposed. It ranks layouts; a measurement decides between near ones.
+A model of the first order: roofline compute, ring collectives, latency plus size over bandwidth,
+everything that isn't the pipeline's sends exposed. It ranks layouts; a measurement decides between
+near ones.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from .transformer import Transformer, expect_model
 class Plan(Asked):
     """What a layout is predicted to take: seconds, and bytes; and what was asked."""
 
-    timeline: Timeline  # of one replica's pipeline, a rank standing for the tp * cp ranks of its place
+    # of one replica's pipeline, a rank standing for the tp * cp ranks of its place
+    timeline: Timeline
     costs: Costs  # of its stages, in seconds
     memory: Memory  # of its stages, in bytes
     compute_s: float  # of the busiest rank in a step
@@ -40,7 +43,8 @@ class Plan(Asked):
     ep_s: float  # of that rank in a step, what it waits for all-to-alls
     dp_s: float  # what the gradients' reduction adds to the step
     sent_bytes: dict[str, float]  # per axis, what the busiest rank sends in a step
-    zero: int | None = None  # of `fsdp_plan`: what replicas share, from nothing to all of a parameter's state
+    # of `fsdp_plan`: what replicas share, from nothing to all of a parameter's state
+    zero: int | None = None
 
     @cached_property
     def step_s(self) -> float:
@@ -50,7 +54,9 @@ class Plan(Asked):
     @cached_property
     def held_bytes(self) -> tuple[float, ...]:
         """What each of the pipeline's ranks holds at its fullest."""
-        return tuple(held + self.machine.reserved for held in self.timeline.schedule.peak_held(self.memory))
+        return tuple(
+            held + self.machine.reserved for held in self.timeline.schedule.peak_held(self.memory)
+        )
 
     @property
     def memory_bytes(self) -> float:
@@ -59,12 +65,21 @@ class Plan(Asked):
 
     @property
     def bound(self) -> str:
-        """What the layers of a microbatch take longest for: the `host`, or of a GPU's times (`LayerTimes`) the longest:
-        `computing`, `touching` memory, or waiting for `sums`, a `ring` or `copies`."""
+        """What the layers of a microbatch take longest for: the `host`, or of a GPU's times
+        (`LayerTimes`) the longest: `computing`, `touching` memory, or waiting for `sums`, a `ring`
+        or `copies`.
+        """
         layers = [self.times[kind.name] for kind in self.long.layers]
         both_ways = {"computing": 3, "sums": 2, "ring": 3, "copies": 2, "touching": 6}
-        parts = {name: times * sum(getattr(each, name) for each in layers) for name, times in both_ways.items()}
-        return "host" if self.machine.host * len(layers) > sum(parts.values()) else max(parts, key=parts.__getitem__)
+        parts = {
+            name: times * sum(getattr(each, name) for each in layers)
+            for name, times in both_ways.items()
+        }
+        return (
+            "host"
+            if self.machine.host * len(layers) > sum(parts.values())
+            else max(parts, key=parts.__getitem__)
+        )
 
     @property
     def fits(self) -> bool:
@@ -88,41 +103,49 @@ def plan(
     experts: ExpertLayers | None = None,
     **options: object,
 ) -> Plan:
-    """Predict a step of `batch` samples, `microbatch` at a time, under a Schedule, or one's name with its `options`.
+    """Predict a step of `batch` samples, `microbatch` at a time, under a Schedule, or one's name
+    with its `options`.
 
-    `cut` says how many layers each stage has, in the order of stages. Left out, all have the same number, and those of
-    a Model the same work. The first stage has the embedding as well, the last one the head, and predictors. `recompute`
-    says how many layers run their forward again: all, or a number per stage, which are its first ones. A dense layer
-    has four all-reduces over tp, two in each direction; a boundary is sent in tp parts (sequence parallelism). A rank
-    reduces its gradients when its row is done; over two copies of the model (DualPipe) as over two replicas. With
-    `shard_optimizer` it scatters them and gathers the new weights. `sends` says who waits for messages that it sends,
-    as `simulate_sends` takes it.
+    `cut` says how many layers each stage has, in the order of stages. Left out, all have the same
+    number, and those of a Model the same work. The first stage has the embedding as well, the last
+    one the head, and predictors. `recompute` says how many layers run their forward again: all, or
+    a number per stage, which are its first ones. A dense layer has four all-reduces over tp, two in
+    each direction; a boundary is sent in tp parts (sequence parallelism). A rank reduces its
+    gradients when its row is done; over two copies of the model (DualPipe) as over two replicas.
+    With `shard_optimizer` it scatters them and gathers the new weights. `sends` says who waits for
+    messages that it sends, as `simulate_sends` takes it.
 
-    Of each sequence, a rank computes one of cp parts, with as many pairs of tokens as any other. Keys and values go
-    around the ring of context ranks in every forward, and with their gradients in every backward, beside attention's
-    products; what takes longer than those is waited for. Gradients are reduced over cp as over dp.
+    Of each sequence, a rank computes one of cp parts, with as many pairs of tokens as any other.
+    Keys and values go around the ring of context ranks in every forward, and with their gradients
+    in every backward, beside attention's products; what takes longer than those is waited for.
+    Gradients are reduced over cp as over dp.
 
-    With `experts` every layer of a Transformer has them for its MLP; of a Model they say how its own are spread, which
-    left out are on every GPU. Neighbouring ranks, `experts.gpus` of them, share one set. Their all-to-alls are waited
-    for, except in pairs of actions, which have the best order of their pieces; all-to-alls and messages between stages
-    don't hinder each other. Under tp every expert is cut, too, and a token's copies are summed one by one, unless
-    experts are `whole`. Gradients of experts are reduced over the ranks that have the same ones.
+    With `experts` every layer of a Transformer has them for its MLP; of a Model they say how its
+    own are spread, which left out are on every GPU. Neighbouring ranks, `experts.gpus` of them,
+    share one set. Their all-to-alls are waited for, except in pairs of actions, which have the best
+    order of their pieces; all-to-alls and messages between stages don't hinder each other. Under tp
+    every expert is cut, too, and a token's copies are summed one by one, unless experts are
+    `whole`. Gradients of experts are reduced over the ranks that have the same ones.
 
-    Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the optimizer's among
-    the ranks that reduce its gradient (ZeRO-1), and what a layer keeps from forward to backward; of a layer that is
-    recomputed, only its input. Logits are in it if `state` has bytes for them; else head and loss go over a sequence in
-    chunks. Every rank also holds what the machine has `reserved`.
+    Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the
+    optimizer's among the ranks that reduce its gradient (ZeRO-1), and what a layer keeps from
+    forward to backward; of a layer that is recomputed, only its input. Logits are in it if `state`
+    has bytes for them; else head and loss go over a sequence in chunks. Every rank also holds what
+    the machine has `reserved`.
 
-    Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't divide, for a
-    Schedule of other ranks or microbatches, for pairs of layers that differ, and for what isn't a Transformer or Model,
-    Machine, Layout, State or ExpertLayers.
+    Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't
+    divide, for a Schedule of other ranks or microbatches, for pairs of layers that differ, and for
+    what isn't a Transformer or Model, Machine, Layout, State or ExpertLayers.
 
     >>> from pplab import Link
-    >>> node = Machine(8, inside=Link(5e-6, 400e9), between=Link(15e-6, 50e9), flops=400e12, memory=80e9)
+    >>> inside, between = Link(5e-6, 400e9), Link(15e-6, 50e9)
+    >>> node = Machine(8, inside=inside, between=between, flops=400e12, memory=80e9)
     >>> model = Transformer(num_layers=32, width=4096, sequence=4096, vocabulary=128000)
     >>> found = plan(model, node, Layout(tp=4, pp=2, dp=2), batch=32)
-    >>> print(f"{found.step_s:.2f} s, {found.memory_bytes / 1e9:.0f} GB, {found.timeline.bubble_fraction:.1%} bubble")
-    1.22 s, 21 GB, 10.6% bubble
+    >>> print(f"{found.step_s:.2f} s, {found.memory_bytes / 1e9:.0f} GB")
+    1.22 s, 21 GB
+    >>> print(f"{found.timeline.bubble_fraction:.1%} bubble")
+    10.6% bubble
     """
     state = State() if state is None else state
     expect_model(model)
@@ -136,18 +159,33 @@ def plan(
     layers = layers_of(model, rows.num_stages, cut)
     again = recomputed_of(layers, recompute)
     asked = Asked(
-        model, machine, layout, layers, again, batch, microbatch, experts, state, bool(shard_optimizer), sends
+        model,
+        machine,
+        layout,
+        layers,
+        again,
+        batch,
+        microbatch,
+        experts,
+        state,
+        bool(shard_optimizer),
+        sends,
     )
     messages = sends_of(rows)
     costs = asked.stage_costs(rows, messages)
     timeline = simulate_sends(rows, costs, sends)
 
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
-    stages, kinds = (rows.columns.of_rank(busiest, each) for each in (rows.columns.stages, rows.columns.kinds))
+    stages, kinds = (
+        rows.columns.of_rank(busiest, each) for each in (rows.columns.stages, rows.columns.kinds)
+    )
     passes = Counter(stage for stage, kind in zip(stages, kinds, strict=True) if kind is F)
-    alone = sum(n * (costs.of(F, stage) + costs.of(B, stage)) for stage, n in passes.items())  # pairs take less
+    # pairs take less
+    alone = sum(n * (costs.of(F, stage) + costs.of(B, stage)) for stage, n in passes.items())
     tp_s, cp_s, ep_s = (
-        asked.in_passes(passes, lambda kind, what=what: getattr(asked.times[kind.name], what), times)
+        asked.in_passes(
+            passes, lambda kind, what=what: getattr(asked.times[kind.name], what), times
+        )
         for what, times in (("sums", 2), ("ring", 3), ("copies", 2))
     )
 
@@ -155,7 +193,11 @@ def plan(
     for rank, bound in enumerate(rows.columns.bounds[1:]):
         stages = rows.stages_of(rank)
         sums = [
-            (n * rows.copies, state.reduced(n if shard_optimizer else 1) * sum(own[s] for s in stages), link)
+            (
+                n * rows.copies,
+                state.reduced(n if shard_optimizer else 1) * sum(own[s] for s in stages),
+                link,
+            )
             for n, link, own in weights
         ]
         ends.append(timeline.ends[bound - 1] + sum(all_reduce(*each) for each in sums))
@@ -172,7 +214,9 @@ def plan(
         dp_s=max(ends) - timeline.makespan,
         sent_bytes={
             **asked.sent(passes),
-            "pp": max(sum(n for (at, _), n in messages.items() if at == rank) for rank in range(layout.pp))
+            "pp": max(
+                sum(n for (at, _), n in messages.items() if at == rank) for rank in range(layout.pp)
+            )
             * (asked.boundary / layout.tp),
             "dp": max(sent),
         },
@@ -184,27 +228,39 @@ def _microbatches(model: Transformer | Model, layout: Layout, batch: int, microb
     batch, microbatch = positive_int("batch", batch, 0), positive_int("microbatch", microbatch)
     found, rest = divmod(batch, layout.dp * microbatch)
     if rest or not found:
-        raise ValueError(f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of {microbatch}")
-    for name, size in (("width", model.width), ("heads", model.heads if model.heads > 1 else layout.tp)):
+        raise ValueError(
+            f"a batch of {batch} doesn't divide into {layout.dp} replicas of microbatches of "
+            f"{microbatch}"
+        )
+    for name, size in (
+        ("width", model.width),
+        ("heads", model.heads if model.heads > 1 else layout.tp),
+    ):
         if size % layout.tp:
             raise ValueError(f"{name} {size} doesn't divide into {layout.tp} parts")
     if layout.cp > 1 and model.sequence % (2 * layout.cp):
         raise ValueError(
-            f"a sequence of {model.sequence} doesn't divide into two parts for each of {layout.cp} context ranks"
+            f"a sequence of {model.sequence} doesn't divide into two parts for each of {layout.cp} "
+            "context ranks"
         )
     return found
 
 
-def _rows(schedule: str | Schedule, num_ranks: int, num_microbatches: int, options: Mapping[str, object]) -> Schedule:
+def _rows(
+    schedule: str | Schedule, num_ranks: int, num_microbatches: int, options: Mapping[str, object]
+) -> Schedule:
     """The schedule of that name, or the one that was given."""
     if not isinstance(schedule, Schedule):
         return build(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, **options)
     if options:
         raise ValueError(
-            f"{', '.join(options)}: options are for a schedule's name, and {schedule.name} is built already"
+            f"{', '.join(options)}: options are for a schedule's name, and {schedule.name} is "
+            "built already"
         )
     given, needed = (schedule.num_ranks, schedule.num_microbatches), (num_ranks, num_microbatches)
     if given != needed:
-        has, needs = (f"{plural(P, 'rank')} and {plural(M, 'microbatch')}" for P, M in (given, needed))
+        has, needs = (
+            f"{plural(P, 'rank')} and {plural(M, 'microbatch')}" for P, M in (given, needed)
+        )
         raise ValueError(f"{schedule.name} has {has}, and this needs {needs}: build it for those")
     return schedule

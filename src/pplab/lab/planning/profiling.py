@@ -1,4 +1,6 @@
-"""What a profile of a run tells of a machine: the GPU's FLOP/s, its memory's speed, and what the host needs."""
+"""What a profile of a run tells of a machine: the GPU's FLOP/s, its memory's speed, and what the
+host needs.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +31,27 @@ def profiled(
     tp: int = 1,
     error: float = Unsure.model,
 ) -> tuple[Machine, Unsure]:
-    """The machine with the speeds that this model's stages reached, and what is unsure then: `choose` takes both.
+    """The machine with the speeds that this model's stages reached, and what is unsure then:
+    `choose` takes both.
 
-    `costs` were measured: those of `lab.calibrate(timeline)`, or `MeasuredLayers.costs`. `cut` says how many layers
-    each stage has; left out, all have the same. `microbatch` sequences and `tp` tensor ranks were used. Their sums are
-    taken off at the speed of the machine's links, and where it has `hbm`, what their bytes take at that. All stages'
-    FLOP over all their time is the rate; FLOP/s are unsure by how far stages are from it, on average. `error` is what
-    is known of predictions, such as that of the replay, `lab.explain(traces).orders[0].error`.
+    `costs` were measured: those of `lab.calibrate(timeline)`, or `MeasuredLayers.costs`. `cut` says
+    how many layers each stage has; left out, all have the same. `microbatch` sequences and `tp`
+    tensor ranks were used. Their sums are taken off at the speed of the machine's links, and where
+    it has `hbm`, what their bytes take at that. All stages' FLOP over all their time is the rate;
+    FLOP/s are unsure by how far stages are from it, on average. `error` is what is known of
+    predictions, such as that of the replay, `lab.explain(traces).orders[0].error`.
 
-    One size of microbatches can't tell a GPU from its host. Give the costs of two, such as `{1: costs, 8: costs}`, and
-    no `microbatch`. The larger size tells the rate. If the smaller one takes over a quarter longer than it would at
-    that rate, it waited for its host, and the time of its layers becomes the machine's `host`. If backwards run in
-    halves, `hbm` is told, too, because W moves few bytes for its FLOPs. A plan's `bound` says what it waits for most.
+    One size of microbatches can't tell a GPU from its host. Give the costs of two, such as `{1:
+    costs, 8: costs}`, and no `microbatch`. The larger size tells the rate. If the smaller one takes
+    over a quarter longer than it would at that rate, it waited for its host, and the time of its
+    layers becomes the machine's `host`. If backwards run in halves, `hbm` is told, too, because W
+    moves few bytes for its FLOPs. A plan's `bound` says what it waits for most.
 
-    All that holds on the same GPU and for the same `tp`; each doubling of tensor ranks from there is unsure by
-    `halves`. Layers that were measured alone (`MeasuredLayers`) don't tell how ranks disturb each other: on two busy
-    CPU cores runs took 3 to 6 times as long as they said. ValueError for a cut of other layers, for one stage, which
-    doesn't tell how they differ, where sums would take longer than what was measured, and where two sizes take as long.
+    All that holds on the same GPU and for the same `tp`; each doubling of tensor ranks from there
+    is unsure by `halves`. Layers that were measured alone (`MeasuredLayers`) don't tell how ranks
+    disturb each other: on two busy CPU cores runs took 3 to 6 times as long as they said.
+    ValueError for a cut of other layers, for one stage, which doesn't tell how they differ, where
+    sums would take longer than what was measured, and where two sizes take as long.
 
     >>> from pplab import Link
     >>> from pplab.lab import plan
@@ -60,19 +66,28 @@ def profiled(
     for size, own in (costs if isinstance(costs, Mapping) else {microbatch: costs}).items():
         expect(Costs, costs=own)
         if not isinstance(own.forward, Sequence) or len(own.forward) < 2:
-            raise ValueError(f"costs must be of several stages, to tell how these differ, got {shown(own)}")
+            raise ValueError(
+                f"costs must be of several stages, to tell how these differ, got {shown(own)}"
+            )
         layers = layers_of(model, len(own.forward), cut)
         layout, again = Layout(tp, len(layers)), (0,) * len(layers)
         size = positive_int("microbatch", size)
-        runs.append(_Run(Asked(model, machine, layout, layers, again, size, size, None, State(), False, ""), own))
+        runs.append(
+            _Run(
+                Asked(model, machine, layout, layers, again, size, size, None, State(), False, ""),
+                own,
+            )
+        )
     small, large = (each(runs, key=lambda run: run.asked.microbatch) for each in (min, max))
     hbm = machine.hbm
     if small is not large:
         both = sum(small.took(F, B)), sum(large.took(F, B))
         if both[1] < 1.1 * both[0]:
             raise ValueError(
-                f"stages took {both[0]:.3g} s with the smaller microbatches and {both[1]:.3g} s with the larger: they "
-                "waited for the host both times, so nothing tells how fast the GPU is: give the costs of a larger size"
+                f"stages took {both[0]:.3g} s with the smaller microbatches and {both[1]:.3g} s "
+                "with the larger: they "
+                "waited for the host both times, so nothing tells how fast the GPU is: give the "
+                "costs of a larger size"
             )
         hbm = large.hbm or hbm
     took, work = large.computed(hbm), large.work
@@ -80,8 +95,10 @@ def profiled(
     off = sum(abs(own - pace * part) for own, part in zip(took, work, strict=True)) / sum(took)
     if min(took) <= 0 or off >= 0.99:
         raise ValueError(
-            f"costs don't fit cut={large.asked.layers} and tp={tp}: without {sum(large.sums):.3g} s of sums stages "
-            f"took {shown(took)} s, which tells no pace: give the cut, tp and machine that they ran with"
+            f"costs don't fit cut={large.asked.layers} and tp={tp}: without {sum(large.sums):.3g} "
+            "s of sums stages "
+            f"took {shown(took)} s, which tells no pace: give the cut, tp and machine that they "
+            "ran with"
         )
     host, rate = machine.host, 3 / tp / pace  # a backward is two forwards
     whole, computing = sum(small.took(F, B)), pace * sum(small.work)
@@ -100,17 +117,24 @@ class _Run(NamedTuple):
     def took(self, *kinds: ActionKind) -> list[float]:
         """Every stage's actions of these kinds, in s."""
         second = 1e6 / MICROSECONDS.get(self.costs.unit, 1e3)
-        return [sum(self.costs.of(kind, s) for kind in kinds) / second for s in range(len(self.asked.layers))]
+        return [
+            sum(self.costs.of(kind, s) for kind in kinds) / second
+            for s in range(len(self.asked.layers))
+        ]
 
     @property
     def head(self) -> float:
         """FLOPs of its forward."""
-        return (1 + len(self.asked.long.predictors)) * self.asked.model.head_flops(self.asked.microbatch)
+        return (1 + len(self.asked.long.predictors)) * self.asked.model.head_flops(
+            self.asked.microbatch
+        )
 
     @property
     def work(self) -> list[float]:
         """FLOPs of every stage's forward."""
-        found = self.asked.per_stage(lambda kind: kind.flops(self.asked.model.sequence) * self.asked.microbatch)
+        found = self.asked.per_stage(
+            lambda kind: kind.flops(self.asked.model.sequence) * self.asked.microbatch
+        )
         found[-1] += self.head
         return found
 
@@ -120,15 +144,25 @@ class _Run(NamedTuple):
         return self.asked.per_stage(lambda kind: 2 * self.asked.times[kind.name].sums)
 
     def computed(self, hbm: float | None) -> list[float]:
-        """What every stage took without sums, and without what its bytes take at this speed, in s."""
-        moved = self.asked.per_stage(lambda kind: 6 * self.asked.touched_of(kind) / hbm if hbm else 0)
-        return [whole - own - n for whole, own, n in zip(self.took(F, B), self.sums, moved, strict=True)]
+        """What every stage took without sums, and without what its bytes take at this speed, in
+        s.
+        """
+        moved = self.asked.per_stage(
+            lambda kind: 6 * self.asked.touched_of(kind) / hbm if hbm else 0
+        )
+        return [
+            whole - own - n for whole, own, n in zip(self.took(F, B), self.sums, moved, strict=True)
+        ]
 
     @property
     def hbm(self) -> float | None:
-        """Bytes per second of what forwards move and W doesn't; None where backwards are whole, or nothing is left."""
+        """Bytes per second of what forwards move and W doesn't; None where backwards are whole, or
+        nothing is left.
+        """
         asked = self.asked
-        pairs = sum(asked.per_stage(lambda kind: kind.pair_flops(asked.model.sequence) * asked.microbatch))
+        pairs = sum(
+            asked.per_stage(lambda kind: kind.pair_flops(asked.model.sequence) * asked.microbatch)
+        )
         weights, work = sum(self.took(W)), sum(self.work)
         left = sum(self.took(F)) - sum(self.sums) / 2 - weights * work / (work - pairs)
         return 2 * sum(asked.per_stage(asked.touched_of)) / left if weights and left > 0 else None

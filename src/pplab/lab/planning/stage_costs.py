@@ -24,7 +24,9 @@ from .state import State
 from .transformer import Transformer
 
 
-def layers_of(model: Transformer | Model, num_stages: int, cut: Sequence[int] | None) -> tuple[int, ...]:
+def layers_of(
+    model: Transformer | Model, num_stages: int, cut: Sequence[int] | None
+) -> tuple[int, ...]:
     """How many layers each stage has."""
     if cut is None and isinstance(model, Model):
         return model.cut(num_stages)
@@ -32,12 +34,14 @@ def layers_of(model: Transformer | Model, num_stages: int, cut: Sequence[int] | 
         each, rest = divmod(model.num_layers, num_stages)
         if rest:
             raise ValueError(
-                f"{model.num_layers} layers don't divide into {num_stages} stages: give cut, the layers of each stage"
+                f"{model.num_layers} layers don't divide into {num_stages} stages: give cut, the "
+                "layers of each stage"
             )
         return (each,) * num_stages
     if not _layers(cut, num_stages) or sum(cut) != model.num_layers:
         raise ValueError(
-            f"cut must say for each of {num_stages} stages how many of {model.num_layers} layers it has, got {cut!r}"
+            f"cut must say for each of {num_stages} stages how many of {model.num_layers} layers "
+            f"it has, got {cut!r}"
         )
     return tuple(cut)
 
@@ -52,9 +56,12 @@ def recomputed_of(layers: Sequence[int], recompute: bool | Sequence[int]) -> tup
     """How many layers of each stage run their forward again."""
     if isinstance(recompute, bool):
         return tuple(n * recompute for n in layers)
-    if not _layers(recompute, len(layers)) or any(r > n for r, n in zip(recompute, layers, strict=True)):
+    if not _layers(recompute, len(layers)) or any(
+        r > n for r, n in zip(recompute, layers, strict=True)
+    ):
         raise ValueError(
-            f"recompute must be True, or say how many of each stage's {', '.join(map(str, layers))} layers run their "
+            "recompute must be True, or say how many of each stage's "
+            f"{', '.join(map(str, layers))} layers run their "
             f"forward again, got {recompute!r}"
         )
     return tuple(recompute)
@@ -62,8 +69,9 @@ def recomputed_of(layers: Sequence[int], recompute: bool | Sequence[int]) -> tup
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """What a layer's forward of a microbatch takes on a rank, in s. In a backward, waits for sums and copies are as
-    long again, and those for keys and values twice as long."""
+    """What a layer's forward of a microbatch takes on a rank, in s. In a backward, waits for sums
+    and copies are as long again, and those for keys and values twice as long.
+    """
 
     computing: float
     sums: float  # of activations, over tensor ranks
@@ -83,7 +91,8 @@ class Asked:
     recomputed: tuple[int, ...]  # how many of them run their forward again
     batch: int  # sequences of a step, of all replicas
     microbatch: int  # sequences
-    experts: ExpertLayers | None  # in place of a short form's MLPs, or how those of a Model are spread
+    # in place of a short form's MLPs, or how those of a Model are spread
+    experts: ExpertLayers | None
     state: State  # of a parameter
     shard_optimizer: bool
     sends: str  # who waits for them
@@ -100,10 +109,15 @@ class Asked:
 
     @cached_property
     def spans(self) -> list[tuple[Counter[str], Counter[str]]]:
-        """How many layers of each kind a stage has, and how many of them run again: its first ones."""
+        """How many layers of each kind a stage has, and how many of them run again: its first
+        ones.
+        """
         names, starts = [kind.name for kind in self.long.layers], [0, *accumulate(self.layers)]
         stages = [names[start : start + n] for start, n in zip(starts, self.layers, strict=False)]
-        found = [(Counter(stage), Counter(stage[:again])) for stage, again in zip(stages, self.recomputed, strict=True)]
+        found = [
+            (Counter(stage), Counter(stage[:again]))
+            for stage, again in zip(stages, self.recomputed, strict=True)
+        ]
         found[-1][0].update(kind.name for kind in self.long.predictors)
         return found
 
@@ -112,19 +126,25 @@ class Asked:
         known = {kind.name: value(kind) for kind in self.long.kinds}
         return [sum(n * known[name] for name, n in span[again].items()) for span in self.spans]
 
-    def in_passes(self, passes: Mapping[int, int], value: Callable[[Kind], float], times: int = 2) -> float:
-        """The sum of a value over a rank's forwards, which count once more in backwards, or twice, and where they run
-        again."""
+    def in_passes(
+        self, passes: Mapping[int, int], value: Callable[[Kind], float], times: int = 2
+    ) -> float:
+        """The sum of a value over a rank's forwards, which count once more in backwards, or twice,
+        and where they run again.
+        """
         runs, again = self.per_stage(value), self.per_stage(value, again=True)
         return sum(n * (times * runs[stage] + again[stage]) for stage, n in passes.items())
 
     def passed_bytes(self, kind: Kind) -> float:
-        """What a rank has of a layer's keys and values, and passes on around the ring of context ranks."""
+        """What a rank has of a layer's keys and values, and passes on around the ring of context
+        ranks.
+        """
         return self.boundary / self.layout.tp * kind.total("passed") / self.model.width
 
     def summed(self, kind: Kind) -> list[int]:
-        """How many times tensor ranks add up a boundary in each part's forward: of every expert's output its own,
-        unless experts are whole."""
+        """How many times tensor ranks add up a boundary in each part's forward: of every expert's
+        output its own, unless experts are whole.
+        """
         own = self.experts is not None and not self.experts.whole
         return [part.sums + (part.routed.used * own if part.routed else 0) for part in kind.parts]
 
@@ -133,7 +153,9 @@ class Asked:
         """How long both all-to-alls of a layer take."""
         if not self.experts:
             return 0.0
-        return 2 * self.experts.all_to_all_time(self.model, self.machine, self.microbatch, self.layout)
+        return 2 * self.experts.all_to_all_time(
+            self.model, self.machine, self.microbatch, self.layout
+        )
 
     def times_of(self, kind: Kind) -> LayerTimes:
         """Of a layer cut over tensor and context ranks."""
@@ -143,9 +165,12 @@ class Asked:
         ring = 0.0
         if kind.total("passed"):
             message = around.latency + self.passed_bytes(kind) / around.bandwidth
-            ring = max(message - kind.pair_flops(model.sequence) * self.microbatch / rate / layout.cp, 0)
+            ring = max(
+                message - kind.pair_flops(model.sequence) * self.microbatch / rate / layout.cp, 0
+            )
         if state := kind.total("handed"):
-            ring += around.latency + 4 * self.microbatch * state / layout.tp / around.bandwidth  # in float32
+            # in float32
+            ring += around.latency + 4 * self.microbatch * state / layout.tp / around.bandwidth
         return LayerTimes(
             kind.flops(model.sequence) * self.microbatch / rate,
             sum(all_reduce(layout.tp, n * self.boundary, link) for n in self.summed(kind)),
@@ -160,7 +185,9 @@ class Asked:
         return {kind.name: self.times_of(kind) for kind in self.long.kinds}
 
     def stage_costs(self, rows: Schedule, messages: Iterable[tuple[int, int]]) -> Costs:
-        """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no W."""
+        """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no
+        W.
+        """
         machine, layout, learns = self.machine, self.layout, bool(self.state.gradients)
         factor, launched = at_degree(machine.backward_at, layout.tp, 0), machine.host / 3
 
@@ -170,12 +197,18 @@ class Asked:
             scale = factor * layer / (layer + times.computing) if factor else 1
             forward = layer + times.ring + times.copies + 2 * times.touching
             inputs = layer * scale + 2 * times.ring + times.copies + 4 * times.touching
-            return max(forward, launched), max(inputs, launched), max(times.computing * scale, launched)
+            return (
+                max(forward, launched),
+                max(inputs, launched),
+                max(times.computing * scale, launched),
+            )
 
         heads = 1 + len(self.long.predictors)
         head = heads * self.model.head_flops(self.microbatch) / machine.rate(layout)
         half = head * machine.head_backward / 2
-        forward, inputs, weights = (self.per_stage(lambda kind, at=at: directions(kind)[at]) for at in range(3))
+        forward, inputs, weights = (
+            self.per_stage(lambda kind, at=at: directions(kind)[at]) for at in range(3)
+        )
         for own, more in ((forward, head), (inputs, half), (weights, half)):
             own[-1] += more
         costs = Costs(
@@ -184,20 +217,27 @@ class Asked:
             [each * learns for each in weights],
             recompute=self.per_stage(lambda kind: directions(kind)[0], again=True),
             message=self.boundary / layout.tp,
-            links={pair: machine.link(_crosses(layout, pair, machine.ranks_per_node)) for pair in messages},
+            links={
+                pair: machine.link(_crosses(layout, pair, machine.ranks_per_node))
+                for pair in messages
+            },
             unit="s",
         )
         if not self.experts or not rows.columns.overlaps:
             return costs
         pieces = self.experts.pieces(self.model, machine, self.microbatch, layout)
-        return replace(costs, overlap=_pairs(costs, pieces, head * 1e3, self.layers, self.recomputed))
+        return replace(
+            costs, overlap=_pairs(costs, pieces, head * 1e3, self.layers, self.recomputed)
+        )
 
     def weights_of(self, kind: Kind) -> tuple[float, float]:
         """How many of a layer's parameters a rank has: of all but experts, and of experts."""
         tp, experts = self.layout.tp, self.experts
         shared, own = kind.total("divided") / tp + kind.total("whole"), 0.0
         if kind.routed and experts:
-            own = kind.routed.count * kind.routed.each / (experts.gpus * (1 if experts.whole else tp))
+            own = (
+                kind.routed.count * kind.routed.each / (experts.gpus * (1 if experts.whole else tp))
+            )
         return shared, own
 
     def kept_of(self, kind: Kind) -> float:
@@ -210,14 +250,17 @@ class Asked:
         return self.kept_of(kind) - self.boundary / self.layout.tp
 
     def touched_of(self, kind: Kind) -> float:
-        """The bytes that a forward moves twice and a backward four times: what is kept, and more of an expert's copies,
-        which move 20 numbers per width both ways (NVIDIA's mixtures: book/published.md)."""
+        """The bytes that a forward moves twice and a backward four times: what is kept, and more of
+        an expert's copies, which move 20 numbers per width both ways (NVIDIA's mixtures:
+        book/published.md).
+        """
         copies = kind.routed.used * self.boundary / self.layout.tp if kind.routed else 0
         return self.kept_of(kind) + copies * 7 / 3
 
     def weights(self, copies: int = 1) -> list[Alike]:
-        """How many parameters of each stage a rank has, and who has the same: of all but experts, and of its experts.
-        A schedule may have several copies of the model on a pipeline."""
+        """How many parameters of each stage a rank has, and who has the same: of all but experts,
+        and of its experts. A schedule may have several copies of the model on a pipeline.
+        """
         model, layout = self.long, self.layout
         shared = self.per_stage(lambda kind: self.weights_of(kind)[0])
         shared[0] += model.beside / layout.tp
@@ -227,9 +270,17 @@ class Asked:
             shared[-1] += model.table_parameters / layout.tp  # predictors embed their tokens
         found = [(layout.groups("cp", "dp"), shared)]
         if self.experts:
-            found.append((self.experts.groups(layout)[1], self.per_stage(lambda kind: self.weights_of(kind)[1])))
+            found.append(
+                (
+                    self.experts.groups(layout)[1],
+                    self.per_stage(lambda kind: self.weights_of(kind)[1]),
+                )
+            )
         beside = layout.groups("pp") if copies > 1 else ()
-        return [Alike(len(groups[0]), self.machine.ring_link([*groups, *beside]), each) for groups, each in found]
+        return [
+            Alike(len(groups[0]), self.machine.ring_link([*groups, *beside]), each)
+            for groups, each in found
+        ]
 
     def stage_memory(self) -> Memory:
         """What the stages hold.
@@ -258,7 +309,9 @@ class Asked:
         """What a rank sends for its layers in these passes, by axis, in bytes."""
         layout, experts = self.layout, self.experts
         found = {
-            "tp": ring_times(layout.tp) * self.boundary * self.in_passes(passes, lambda kind: sum(self.summed(kind))),
+            "tp": ring_times(layout.tp)
+            * self.boundary
+            * self.in_passes(passes, lambda kind: sum(self.summed(kind))),
             "cp": (layout.cp - 1) * self.in_passes(passes, self.passed_bytes, 3),
             "ep": 0.0,
         }
@@ -269,7 +322,9 @@ class Asked:
 
 
 class Alike(NamedTuple):
-    """Parameters that several ranks have alike, of each stage, and the link of a ring through those ranks."""
+    """Parameters that several ranks have alike, of each stage, and the link of a ring through those
+    ranks.
+    """
 
     ranks: int
     link: Link
@@ -279,7 +334,9 @@ class Alike(NamedTuple):
 def _pairs(
     costs: Costs, pieces: Pieces, head: float, layers: Sequence[int], again: Sequence[int]
 ) -> dict[tuple[str, str], float]:
-    """How long any two actions take at once: both, less what the best order of their pieces hides."""
+    """How long any two actions take at once: both, less what the best order of their pieces
+    hides.
+    """
     kinds = {F: F, I: I, W: W, B: B} if any(costs.backward_weight) else {F: F, I: I, B: I}
     halves = [
         (kind, stage, (runs, layers[stage], again[stage], head * (stage == len(layers) - 1)))
@@ -289,12 +346,16 @@ def _pairs(
     found = {}
     for (kind, stage, one), (beside, at, other) in combinations_with_replacement(halves, 2):
         hidden = (lasts[one] + lasts[other] - pieces.at_best(one, other)) / 1e3
-        found[f"{stage}{kind}", f"{at}{beside}"] = costs.of(kind, stage) + costs.of(beside, at) - hidden
+        found[f"{stage}{kind}", f"{at}{beside}"] = (
+            costs.of(kind, stage) + costs.of(beside, at) - hidden
+        )
     return found
 
 
 def sends_of(rows: Schedule) -> Counter[tuple[int, int]]:
-    """How many messages go from rank to rank in a step: for every two ranks that the placement makes neighbours."""
+    """How many messages go from rank to rank in a step: for every two ranks that the placement
+    makes neighbours.
+    """
     found: Counter[tuple[int, int]] = Counter()
     if rows.copies == 1:
         ways = [(pair, rows.num_microbatches) for pair in pairwise(rows.placement)]
@@ -310,7 +371,9 @@ def sends_of(rows: Schedule) -> Counter[tuple[int, int]]:
 
 def _crosses(layout: Layout, pair: tuple[int, int], ranks_per_node: int) -> bool:
     """Whether in some replica these two of a pipeline's ranks are on different nodes."""
-    return any(len({group[at] // ranks_per_node for at in pair}) > 1 for group in layout.groups("pp"))
+    return any(
+        len({group[at] // ranks_per_node for at in pair}) > 1 for group in layout.groups("pp")
+    )
 
 
 def ring_times(n: int) -> float:

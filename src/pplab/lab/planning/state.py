@@ -9,14 +9,16 @@ from ...errors import accept, number, positive_int
 
 @dataclass(frozen=True)
 class State:
-    """Bytes per parameter: of its weight, of its gradient, and of what the optimizer has of it. Their sum is 18.
+    """Bytes per parameter: of its weight, of its gradient, and of what the optimizer has of it.
+    Their sum is 18.
 
-    That is Megatron-LM's choice for bfloat16: gradients are summed over microbatches in float32, and Adam has a
-    float32 copy of the weight and two moments. `State(2, 2, 12)`: gradients are summed in bfloat16, too.
-    `State(2, 2, 6)`: Adam's moments have 8 bits. `State(2, 0, 0)`: the weights are frozen, so nothing is computed for
-    them, and nothing reduced. `logits`: bytes of each number that the head gives, from its forward to its backward. A
-    loss in float32 that takes them whole has 8: the number, its copy and its gradient. nanotron has 14. ValueError for
-    an optimizer without gradients.
+    That is Megatron-LM's choice for bfloat16: gradients are summed over microbatches in float32,
+    and Adam has a float32 copy of the weight and two moments. `State(2, 2, 12)`: gradients are
+    summed in bfloat16, too. `State(2, 2, 6)`: Adam's moments have 8 bits. `State(2, 0, 0)`: the
+    weights are frozen, so nothing is computed for them, and nothing reduced. `logits`: bytes of
+    each number that the head gives, from its forward to its backward. A loss in float32 that takes
+    them whole has 8: the number, its copy and its gradient. nanotron has 14. ValueError for an
+    optimizer without gradients.
 
     >>> State().bytes(), State().bytes(shards=4), State(2, 2, 6).bytes()
     (18.0, 9.0, 10.0)
@@ -31,7 +33,8 @@ class State:
         accept(self, **{name: number(name, given) for name, given in vars(self).items()})
         if not self.weights or (self.optimizer and not self.gradients):
             raise ValueError(
-                "a parameter has a weight, and an optimizer needs its gradient: give bytes above 0, or freeze it with "
+                "a parameter has a weight, and an optimizer needs its gradient: give bytes above "
+                "0, or freeze it with "
                 f"State(2, 0, 0), got {self!r}"
             )
 
@@ -40,5 +43,9 @@ class State:
         return self.weights + self.gradients + self.optimizer / positive_int("shards", shards)
 
     def reduced(self, shards: int = 1) -> float:
-        """Of a parameter, what goes around a ring twice: its gradient; among shards that once, and its new weight."""
-        return (self.gradients + self.weights) / 2 if shards > 1 and self.gradients else self.gradients
+        """Of a parameter, what goes around a ring twice: its gradient; among shards that once, and
+        its new weight.
+        """
+        return (
+            (self.gradients + self.weights) / 2 if shards > 1 and self.gradients else self.gradients
+        )

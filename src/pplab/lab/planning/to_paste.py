@@ -1,7 +1,7 @@
 """A plan as what a framework has to be told.
 
-Flags and fields are those of Megatron-LM d98e8a64, torchtitan 0.3.0 and b5bcd76c, and torch 2.10 to 2.15. Tests read
-them back by parsers of their own.
+Flags and fields are those of Megatron-LM d98e8a64, torchtitan 0.3.0 and b5bcd76c, and torch 2.10 to
+2.15. Tests read them back by parsers of their own.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ from .torch_program import program
 from .torch_rules import torch_refuses
 from .ways import planned_again
 
-PER_EDGE = "  # with torch 2.15, set TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1, or messages share one queue"
+PER_EDGE = (
+    "  # with torch 2.15, set TORCH_DISTRIBUTED_PIPELINE_PER_EDGE_P2P=1, or messages share one "
+    "queue"
+)
 
 
 def flags(plan: Plan, framework: str) -> str:
-    """What to paste so that a framework runs a plan: a launch line for "Megatron-LM", fields of its configuration for
-    "torchtitan", its release 0.3.0, or "torchtitan-main", for "torch" a program that runs as it stands, on a small
-    model in place of yours.
+    """What to paste so that a framework runs a plan: a launch line for "Megatron-LM", fields of its
+    configuration for "torchtitan", its release 0.3.0, or "torchtitan-main", for "torch" a program
+    that runs as it stands, on a small model in place of yours.
 
-    The data, the optimizer and what a `Model` doesn't say, such as norms and positions, are yours to add; for
-    torchtitan the whole model. Lines that begin with # MODEL: say what else the model of a config has, and lines that
-    begin with # say where the framework does something else than was planned, and what a step is predicted to take
-    then. ValueError where it can't run the plan: what it has, or who has it instead.
+    The data, the optimizer and what a `Model` doesn't say, such as norms and positions, are yours
+    to add; for torchtitan the whole model. Lines that begin with # MODEL: say what else the model
+    of a config has, and lines that begin with # say where the framework does something else than
+    was planned, and what a step is predicted to take then. ValueError where it can't run the plan:
+    what it has, or who has it instead.
     """
     expect(Plan, plan=plan)
     if framework not in WRITERS:
@@ -60,7 +64,10 @@ def _lacks(model: Model, framework: str) -> Iterator[str]:
             yield f"its MLP's function is {act}, which is another than the line's"
             break
     if model.predictors and framework != "Megatron-LM":
-        yield f"{len(model.predictors)} of its layers predict further tokens (MTP), and none of these does"
+        yield (
+            f"{len(model.predictors)} of its layers predict further tokens (MTP), and none of "
+            "these does"
+        )
 
 
 def _runs(model: Model, has: Callable[[Part], object]) -> str:
@@ -73,13 +80,14 @@ def _runs(model: Model, has: Callable[[Part], object]) -> str:
 
 
 _LATENT = """
---multi-latent-attention --qk-layernorm --kv-lora-rank {kv_rank} --qk-head-dim {nope} --qk-pos-emb-head-dim {rope}
---v-head-dim {value}
+--multi-latent-attention --qk-layernorm --kv-lora-rank {kv_rank} --qk-head-dim {nope}
+--qk-pos-emb-head-dim {rope} --v-head-dim {value}
 """
 _SPARSE = "--dsa-indexer-n-heads {} --dsa-indexer-head-dim {} --dsa-indexer-topk {}"
 _DELTA = """
---experimental-attention-variant gdn --linear-num-key-heads {key_heads} --linear-num-value-heads {value_heads}
---linear-key-head-dim {key} --linear-value-head-dim {value} --linear-conv-kernel-dim {conv}
+--experimental-attention-variant gdn --linear-num-key-heads {key_heads} --linear-num-value-heads
+{value_heads} --linear-key-head-dim {key} --linear-value-head-dim {value} --linear-conv-kernel-dim
+{conv}
 """
 
 
@@ -88,8 +96,10 @@ def _of_layers(model: Model) -> dict[str, object]:
     said = _said(model)
     if other := [name for name, sizes in said.items() if not sizes and name != "joins"]:
         raise ValueError(
-            f"Megatron-LM's flags for {', '.join(other)} aren't known here: hybrids have layers and cut in "
-            "--hybrid-layer-pattern, and others need a spec; torchtitan's fields leave the model to you"
+            f"Megatron-LM's flags for {', '.join(other)} aren't known here: hybrids have layers "
+            "and cut in "
+            "--hybrid-layer-pattern, and others need a spec; torchtitan's fields leave the model "
+            "to you"
         )
     found: dict[str, object] = {}
     if attends := said.get("attention"):
@@ -100,11 +110,15 @@ def _of_layers(model: Model) -> dict[str, object]:
     if latent := said.get("latent"):
         found[f"--q-lora-rank {latent['q_rank']}"] = latent["q_rank"]
         found[_LATENT.format(**latent)] = True
-        found["--experimental-attention-variant dsa " + _SPARSE.format(*latent["index"] or "000")] = latent["index"]
+        found[
+            "--experimental-attention-variant dsa " + _SPARSE.format(*latent["index"] or "000")
+        ] = latent["index"]
     if delta := said.get("delta"):
         runs = _runs(model, lambda part: part.name == "delta")
         found[f"{_DELTA.format(**delta)} --linear-attention-freq {runs}"] = True
-    windows = {part.window for kind in model.kinds for part in kind.parts if part.name == "attention"}
+    windows = {
+        part.window for kind in model.kinds for part in kind.parts if part.name == "attention"
+    }
     for window in sorted(windows - {None}):
         if window < model.sequence:
             runs = _runs(model, lambda part, window=window: part.window == window)
@@ -119,11 +133,17 @@ def _of_layers(model: Model) -> dict[str, object]:
 
 
 def _megatron(plan: Plan) -> str:
-    layout, rows, experts, again = plan.layout, plan.timeline.schedule, plan.experts, max(plan.recomputed)
+    layout, rows, experts, again = (
+        plan.layout,
+        plan.timeline.schedule,
+        plan.experts,
+        max(plan.recomputed),
+    )
     sends, model = _megatron_sends(rows), plan.long
     if layout.axes[:2] != ["tp", "cp"]:
         raise ValueError(
-            f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for one of these'
+            f'Megatron-LM numbers ranks "tp-dp-pp" or "tp-pp-dp", got {layout.order!r}: plan for '
+            "one of these"
         )
     said, of_layers, shards = _said(model), _of_layers(model), plan.shard_optimizer or plan.zero
     routed = said.get("experts", {"wide": 0, "shared": 0})
@@ -132,7 +152,11 @@ def _megatron(plan: Plan) -> str:
     drawn = f"{written(plan.layers)[:-1]}{'m' * len(model.predictors)}L"
     each, stages = gcd(plan.machine.ranks_per_node, layout.num_ranks), rows.num_stages // layout.pp
     even = len({*plan.layers}) == 1
-    sharded, paired, divided = (plan.zero or 0) > 1, rows.name == "paired-1F1B", layout.tp * layout.cp > 1
+    sharded, paired, divided = (
+        (plan.zero or 0) > 1,
+        rows.name == "paired-1F1B",
+        layout.tp * layout.cp > 1,
+    )
     # Before Blackwell its arguments.py asserts it for these, and the contrary for FSDP
     one_queue = "CUDA_DEVICE_MAX_CONNECTIONS=1 " * (divided and not sharded and not paired)
     sizes = f"""\
@@ -153,7 +177,8 @@ def _megatron(plan: Plan) -> str:
         "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
         "--overlap-grad-reduce": shards or layout.dp > 1,
         "--use-distributed-optimizer --overlap-param-gather": shards,
-        f"--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads{'_params' * (plan.zero == 3)}": sharded,
+        "--use-megatron-fsdp --data-parallel-sharding-strategy "
+        f"optim_grads{'_params' * (plan.zero == 3)}": sharded,
         "--ckpt-format fsdp_dtensor": sharded,
         "--grad-reduce-in-bf16": plan.state.gradients == 2,
     }
@@ -169,8 +194,14 @@ def _megatron(plan: Plan) -> str:
         }
     remarks = _remarks(plan, sends=sends, recompute=tuple(min(n, again) for n in plan.layers))
     if divided and (sharded or paired):
-        remarks += "# before Blackwell, Megatron-LM warns of tp and cp here: they want CUDA_DEVICE_MAX_CONNECTIONS=1\n"
-    line = " \\\n  ".join([sizes, *(" ".join(flag.split()) for flag, is_so in more.items() if is_so)]) + "\n"
+        remarks += (
+            "# before Blackwell, Megatron-LM warns of tp and cp here: they want "
+            "CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+        )
+    line = (
+        " \\\n  ".join([sizes, *(" ".join(flag.split()) for flag, is_so in more.items() if is_so)])
+        + "\n"
+    )
     line_of(re.sub("--use-megatron-fsdp.*", "", line), None, None)  # what Megatron-LM refuses
     return remarks + line
 
@@ -178,10 +209,15 @@ def _megatron(plan: Plan) -> str:
 def _megatron_sends(rows: Schedule) -> str:
     """Who waits for sends. ValueError for rows that aren't Megatron-LM's."""
     P, several = rows.num_ranks, rows.num_stages > rows.num_ranks
-    names = ("Interleaved1F1B", "paired-1F1B") if several and rows.num_microbatches % P == 0 else ("1F1B",)
+    names = (
+        ("Interleaved1F1B", "paired-1F1B")
+        if several and rows.num_microbatches % P == 0
+        else ("1F1B",)
+    )
     if several if P == 1 else not _own(rows, names):
         raise ValueError(
-            "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, also in pairs, and "
+            "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, "
+            "also in pairs, and "
             f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
         )
     return sends_in("Megatron-LM", rows.name, P, rows.num_microbatches)
@@ -190,15 +226,20 @@ def _megatron_sends(rows: Schedule) -> str:
 def _torchtitan(plan: Plan, main: bool = False) -> str:
     layout, rows, again = plan.layout, plan.timeline.schedule, any(plan.recomputed)
     sharded, tokens = plan.shard_optimizer or plan.zero, plan.model.sequence
-    if layout.axes != ["tp", "cp", "dp", "pp"] or (plan.experts and layout.tp > 1 and not plan.experts.whole):
+    if layout.axes != ["tp", "cp", "dp", "pp"] or (
+        plan.experts and layout.tp > 1 and not plan.experts.whole
+    ):
         raise ValueError(
-            f"torchtitan numbers ranks tp-cp-dp-pp, and its experts are whole: plan for that, got {layout!r}"
+            "torchtitan numbers ranks tp-cp-dp-pp, and its experts are whole: plan for that, got "
+            f"{layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
     unnamed = "PipelineScheduleMulti" if rows.placement[-1] else "ZBVZeroBubble"
     ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
-    remarks = _remarks(plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero)
+    remarks = _remarks(
+        plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero
+    )
     M = rows.num_microbatches
     cut = f"pipeline_parallel_microbatch_size={plan.microbatch}"
     training = f"""\
@@ -240,15 +281,17 @@ activation_checkpoint = {"FullAC.Config()" if again else None}
 def _torch(plan: Plan) -> str:
     if plan.layout.tp * plan.layout.cp > 1 or plan.experts or plan.zero is not None:
         raise ValueError(
-            f"the program for torch has a pipeline and replicas alone: take torchtitan for {plan.layout!r}"
+            "the program for torch has a pipeline and replicas alone: take torchtitan for "
+            f"{plan.layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
     return _remarks(plan, sends=sends) + program(plan, name, writes)
 
 
 def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
-    """The class' name, or lines that write the rows to a file, and who waits for sends. The class if it waits as was
-    planned, and takes these numbers."""
+    """The class' name, or lines that write the rows to a file, and who waits for sends. The class
+    if it waits as was planned, and takes these numbers.
+    """
     rows, P, M = plan.timeline.schedule, plan.layout.pp, plan.timeline.schedule.num_microbatches
     sends = sends_in("torch", rows.name, P, M)
     if P == 1:
@@ -274,7 +317,9 @@ def has_rows_of(name: str, rows: Schedule) -> bool:
     V = rows.num_stages // rows.num_ranks
     options = {"stages_per_rank": V} if V > 1 and rows.placement[-1] else {}  # not in a V
     try:
-        return rows == build(name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options)
+        return rows == build(
+            name, num_ranks=rows.num_ranks, num_microbatches=rows.num_microbatches, **options
+        )
     except ValueError:
         return False
 
@@ -285,15 +330,23 @@ def _own(rows: Schedule, names: Collection[str]) -> bool:
 
 
 def _remarks(plan: Plan, **here: object) -> str:
-    """What becomes of the plan, where it becomes something else, and what a step is predicted to take then."""
+    """What becomes of the plan, where it becomes something else, and what a step is predicted to
+    take then.
+    """
     planned = {"recompute": plan.recomputed, "zero": plan.zero}
-    planned["sends"] = plan.sends if plan.layout.pp > 1 else here["sends"]  # without a pipeline nobody sends
+    # without a pipeline nobody sends
+    planned["sends"] = plan.sends if plan.layout.pp > 1 else here["sends"]
     changed = {name: value for name, value in here.items() if value != planned[name]}
     if not changed:
         return ""
-    lines = [f"# planned with {name}={planned[name]!r}; here it is {name}={value!r}" for name, value in changed.items()]
+    lines = [
+        f"# planned with {name}={planned[name]!r}; here it is {name}={value!r}"
+        for name, value in changed.items()
+    ]
     step_s = planned_again(plan, **changed).step_s
-    return "\n".join([*lines, f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}", ""])
+    return "\n".join(
+        [*lines, f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}", ""]
+    )
 
 
 WRITERS = {

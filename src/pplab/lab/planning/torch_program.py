@@ -9,10 +9,15 @@ from .planner import Plan
 def program(plan: Plan, name: str, writes: str) -> str:
     """It takes torch's class of that name, or rows from a file, which the lines `writes` make."""
     rows, replicas, axes = plan.timeline.schedule, plan.layout.dp, plan.layout.axes
-    kind, load = (CLASSES[name], "") if name else ("_PipelineScheduleRuntime", "\nschedule._load_csv(rows)")
+    kind, load = (
+        (CLASSES[name], "") if name else ("_PipelineScheduleRuntime", "\nschedule._load_csv(rows)")
+    )
     adam = "torch.optim.AdamW(parts.parameters(), lr=1e-3)"
     if plan.shard_optimizer:
-        adam = f'ZeroRedundancyOptimizer(parts.parameters(), {adam[:17]}, process_group=mesh.get_group("dp"), lr=1e-3)'
+        adam = (
+            f"ZeroRedundancyOptimizer(parts.parameters(), {adam[:17]}, "
+            'process_group=mesh.get_group("dp"), lr=1e-3)'
+        )
     return f'''\
 """{rows.name} on {rows.num_ranks} ranks. torchrun --nproc-per-node {rows.num_ranks * replicas} train.py"""
 import os

@@ -13,16 +13,18 @@ from .layers import Ends, Model
 
 @dataclass(frozen=True)
 class Transformer(Ends):
-    """A decoder of equal layers. With a `vocabulary` it has an embedding and a head, of a matrix each, or if `tied` of
-    the same one, of which a first and a last stage then have a copy each.
+    """A decoder of equal layers. With a `vocabulary` it has an embedding and a head, of a matrix
+    each, or if `tied` of the same one, of which a first and a last stage then have a copy each.
 
-    `heads` share `kv_heads` of keys and values (grouped-query attention; each has its own when left out), and each is
-    `head_width` wide, the width over the heads when left out. The MLP is `mlp_width` wide, four times the width when
-    left out, and has a third matrix when it is `gated` (SwiGLU). Weights, gradients and activations take `bytes_each`
-    per number. Norms and biases aren't counted. An attention that isn't FlashAttention `keeps_scores`, its weights of
-    every pair of tokens. Layers that differ are a `Model`, and `long` makes this one.
+    `heads` share `kv_heads` of keys and values (grouped-query attention; each has its own when left
+    out), and each is `head_width` wide, the width over the heads when left out. The MLP is
+    `mlp_width` wide, four times the width when left out, and has a third matrix when it is `gated`
+    (SwiGLU). Weights, gradients and activations take `bytes_each` per number. Norms and biases
+    aren't counted. An attention that isn't FlashAttention `keeps_scores`, its weights of every pair
+    of tokens. Layers that differ are a `Model`, and `long` makes this one.
 
-    >>> llama = Transformer(32, 4096, 8192, heads=32, kv_heads=8, mlp_width=14336, gated=True, vocabulary=128256)
+    >>> sizes = dict(heads=32, kv_heads=8, mlp_width=14336, vocabulary=128256)
+    >>> llama = Transformer(32, 4096, 8192, gated=True, **sizes)
     >>> round(llama.parameters / 1e9, 2), llama.layer_bytes(1) / llama.sequence / llama.width
     (8.03, 34.0)
     """
@@ -41,14 +43,24 @@ class Transformer(Ends):
     tied: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "width", "sequence", "bytes_each", "heads", "kv_heads", "mlp_width", "head_width"):
+        for name in (
+            "num_layers",
+            "width",
+            "sequence",
+            "bytes_each",
+            "heads",
+            "kv_heads",
+            "mlp_width",
+            "head_width",
+        ):
             if (value := getattr(self, name)) is not None:
                 positive_int(name, value)
         if self.vocabulary:
             positive_int("vocabulary", self.vocabulary)
         if (not self.head_width and self.width % self.heads) or self.heads % (self.kv_heads or 1):
             raise ValueError(
-                "width must be a multiple of heads, unless head_width is given, and heads of kv_heads, got "
+                "width must be a multiple of heads, unless head_width is given, and heads of "
+                "kv_heads, got "
                 f"{self.width}, {self.heads} and {self.kv_heads}"
             )
 
@@ -58,17 +70,27 @@ class Transformer(Ends):
     def kind(self) -> Kind:
         """What each of its layers is.
 
-        It keeps inputs and outputs of two norms, queries, keys, values and what they give, and what the MLP's function
-        and last matrix read; without a gate, two dropout masks of a byte each. That is 34 bytes per token and width for
-        GPT, with scores before and after their dropout and its mask 5 a s / h more for `heads` a, tokens s and width h
-        (Korthikanti et al. 2022, section 4.1), and 34 for Llama-3-8B with a fused SwiGLU.
+        It keeps inputs and outputs of two norms, queries, keys, values and what they give, and what
+        the MLP's function and last matrix read; without a gate, two dropout masks of a byte each.
+        That is 34 bytes per token and width for GPT, with scores before and after their dropout and
+        its mask 5 a s / h more for `heads` a, tokens s and width h (Korthikanti et al. 2022,
+        section 4.1), and 34 for Llama-3-8B with a fused SwiGLU.
         """
         dropout = 0 if self.gated else self.width
-        scores = self.heads * self.sequence * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)
+        scores = (
+            self.heads
+            * self.sequence
+            * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)
+        )
         head_width = self.head_width or self.width // self.heads
         masks = dropout + scores * self.keeps_scores
-        attends = attention(self.width, self.heads, self.kv_heads or self.heads, head_width, masks=masks)
-        return Kind("layer", (attends, mlp(self.width, self.mlp_width or 4 * self.width, self.gated, masks=dropout)))
+        attends = attention(
+            self.width, self.heads, self.kv_heads or self.heads, head_width, masks=masks
+        )
+        return Kind(
+            "layer",
+            (attends, mlp(self.width, self.mlp_width or 4 * self.width, self.gated, masks=dropout)),
+        )
 
     def long(self, experts: ExpertLayers | None = None) -> Model:
         """This as a Model, with these experts in place of every layer's MLP."""
@@ -76,7 +98,10 @@ class Transformer(Ends):
         if experts:
             attends, forward = kind.parts
             kind = Kind("layer", (attends, experts.in_place_of(forward, self.width)))
-        ends = {name: getattr(self, name) for name in "width sequence vocabulary tied bytes_each".split()}
+        ends = {
+            name: getattr(self, name)
+            for name in "width sequence vocabulary tied bytes_each".split()
+        }
         return Model((kind,) * self.num_layers, **ends)
 
     @property
@@ -86,7 +111,9 @@ class Transformer(Ends):
 
     @property
     def layer_parameters(self) -> int:
-        """Of a layer: queries and output, keys and values, the MLP. 12 C^2 when nothing but the width C is given."""
+        """Of a layer: queries and output, keys and values, the MLP. 12 C^2 when nothing but the
+        width C is given.
+        """
         return self.kind.total("parameters")
 
     @property
@@ -95,7 +122,9 @@ class Transformer(Ends):
         return self.num_layers * self.layer_parameters + (2 - self.tied) * self.table_parameters
 
     def layer_flops(self, samples: int) -> float:
-        """Of a layer's forward, two per weight and token, and attention's; a backward takes twice as many."""
+        """Of a layer's forward, two per weight and token, and attention's; a backward takes twice
+        as many.
+        """
         return self.kind.flops(self.sequence) * samples
 
     def attention_flops(self, samples: int) -> int:
@@ -103,8 +132,9 @@ class Transformer(Ends):
         return self.kind.pair_flops(self.sequence) * samples
 
     def layer_bytes(self, samples: int) -> int:
-        """What a layer keeps for its backward (`kind` says what), in bytes; attention's scores only if it
-        `keeps_scores`, since FlashAttention computes them again."""
+        """What a layer keeps for its backward (`kind` says what), in bytes; attention's scores only
+        if it `keeps_scores`, since FlashAttention computes them again.
+        """
         return samples * self.sequence * self.kind.kept_bytes(self.bytes_each)
 
 

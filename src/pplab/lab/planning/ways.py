@@ -1,4 +1,6 @@
-"""Every way to divide GPUs and a batch: what its step may take, and its plan, which runs as little again as fits."""
+"""Every way to divide GPUs and a batch: what its step may take, and its plan, which runs as little
+again as fits.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from .state import State
 from .transformer import Transformer
 
 Degrees = int | Iterable[int]  # one, or several to choose from
-Way = tuple[float, Callable[[bool], Plan]]  # an estimate in seconds, and what plans it, told whether it must fit
+# an estimate in seconds, and what plans it, told whether it must fit
+Way = tuple[float, Callable[[bool], Plan]]
 _MOST_STAGES = 5  # of a rank
 MOST_FORWARDS = 2**14  # of a pipeline
 
@@ -36,18 +39,31 @@ class Task:
     batch: int
     state: State
 
-    def ways(self, degrees: Iterable[Degrees], schedules: Iterable[str], experts: ExpertLayers | None) -> Iterator[Way]:
-        """Every way with these `degrees` of tensors, context, experts and data, and these sizes of microbatches."""
+    def ways(
+        self, degrees: Iterable[Degrees], schedules: Iterable[str], experts: ExpertLayers | None
+    ) -> Iterator[Way]:
+        """Every way with these `degrees` of tensors, context, experts and data, and these sizes of
+        microbatches.
+        """
         model, machine, num_layers = self.model, self.machine, self.model.num_layers
         tps, cps, eps, dps, sizes = map(_several, degrees)
         if not experts and eps != (1,):
-            raise ValueError(f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep out")
+            raise ValueError(
+                f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep "
+                "out"
+            )
         passes = 2 + bool(self.state.gradients)  # of frozen weights two
         long = model.long(experts)
         work = passes * self.batch * (sum(long.work(1)) + long.ends_work(1))
-        kept = self.batch * model.sequence * sum(kind.kept_bytes(model.bytes_each) for kind in long.layers)
+        kept = (
+            self.batch
+            * model.sequence
+            * sum(kind.kept_bytes(model.bytes_each) for kind in long.layers)
+        )
         touched = 2 * passes * kept / machine.hbm if machine.hbm else 0
-        for tp, cp, ep, pp, b in product(tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes):
+        for tp, cp, ep, pp, b in product(
+            tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes
+        ):
             dp, rest = divmod(self.gpus, tp * cp * pp)
             if rest or dp not in dps or tp * cp * dp % ep or (experts and experts.count % ep):
                 continue
@@ -58,19 +74,31 @@ class Task:
             spread = experts and replace(experts, gpus=ep, whole=tp > 1 and ep > 1)
             link = machine.ring_link(layout.groups("tp"))
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
-            launched = machine.host * num_layers / pp * (M if pp > 1 else 1)  # FSDP's microbatches may be larger
+            # FSDP's microbatches may be larger
+            launched = machine.host * num_layers / pp * (M if pp > 1 else 1)
             for builder in map(find, schedules if pp > 1 else ["naive"]):
-                for V in (V for V in _stages_per_rank(builder) if pp * V <= num_layers and pp * V * M <= MOST_FORWARDS):
+                for V in (
+                    V
+                    for V in _stages_per_rank(builder)
+                    if pp * V <= num_layers and pp * V * M <= MOST_FORWARDS
+                ):
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
                     busy = work / machine.rate(layout) / pp / dp + sums + touched / self.gpus
                     estimate = max(busy, launched) * (1 + ramps)
                     yield estimate, partial(self.planned, layout, b, builder, V, spread)
 
     def planned(
-        self, layout: Layout, b: int, builder: Builder, V: int, experts: ExpertLayers | None, must_fit: bool
+        self,
+        layout: Layout,
+        b: int,
+        builder: Builder,
+        V: int,
+        experts: ExpertLayers | None,
+        must_fit: bool,
     ) -> Plan:
-        """The plan with a cut that weighs the head; without a pipeline the fastest one. ValueError for what must fit
-        and doesn't, before it is simulated."""
+        """The plan with a cut that weighs the head; without a pipeline the fastest one. ValueError
+        for what must fit and doesn't, before it is simulated.
+        """
         given = self.model, self.machine, layout, self.batch
         if layout.pp == 1:
             return fsdp_plan(*given, state=self.state, experts=experts)
@@ -78,11 +106,28 @@ class Task:
         rows = builder(layout.pp, self.batch // layout.dp // b, **options)
         cut = _weighed(self.model, rows)
         none = (0,) * rows.num_stages
-        asked = Asked(self.model, self.machine, layout, cut, none, self.batch, b, experts, self.state, True, "")
+        asked = Asked(
+            self.model,
+            self.machine,
+            layout,
+            cut,
+            none,
+            self.batch,
+            b,
+            experts,
+            self.state,
+            True,
+            "",
+        )
         again = _recomputed(asked, rows)
         if again is None and must_fit:
             raise ValueError(f"{layout} doesn't fit, though all layers compute again")
-        how = {"schedule": rows, "cut": cut, "recompute": True if again is None else again, "shard_optimizer": True}
+        how = {
+            "schedule": rows,
+            "cut": cut,
+            "recompute": True if again is None else again,
+            "shard_optimizer": True,
+        }
         return plan(*given, b, state=self.state, experts=experts, **how)
 
 
@@ -92,9 +137,13 @@ def order(found: Plan) -> tuple[bool, float]:
 
 
 def planned_again(found: Plan, **changes: Any) -> Plan:
-    """The same plan with other arguments: on another machine, with another cut, with other sends."""
+    """The same plan with other arguments: on another machine, with another cut, with other
+    sends.
+    """
     whole = found.zero is not None
-    names = "model machine layout batch microbatch state experts " + ("zero" if whole else "shard_optimizer")
+    names = "model machine layout batch microbatch state experts " + (
+        "zero" if whole else "shard_optimizer"
+    )
     how = {name: getattr(found, name) for name in names.split()}
     if whole:
         return fsdp_plan(**how | changes)
@@ -103,9 +152,13 @@ def planned_again(found: Plan, **changes: Any) -> Plan:
 
 
 def polished(found: Plan) -> Plan:
-    """The plan with single layers moved from its busiest rank to its least busy one, as long as that helps."""
+    """The plan with single layers moved from its busiest rank to its least busy one, as long as
+    that helps.
+    """
     rows, busy = found.timeline.schedule, found.timeline.busy
-    sources, targets = (rows.stages_of(each(range(rows.num_ranks), key=busy.__getitem__)) for each in (max, min))
+    sources, targets = (
+        rows.stages_of(each(range(rows.num_ranks), key=busy.__getitem__)) for each in (max, min)
+    )
     for source, target in product(sources, targets):
         cut, again = [*found.layers], [*found.recomputed]
         if source == target or cut[source] < 2:
@@ -120,7 +173,10 @@ def polished(found: Plan) -> Plan:
 
 
 def _several(given: Degrees) -> tuple[int, ...]:
-    return tuple(positive_int("a degree", each) for each in (given if isinstance(given, Iterable) else [given]))
+    return tuple(
+        positive_int("a degree", each)
+        for each in (given if isinstance(given, Iterable) else [given])
+    )
 
 
 def _stages_per_rank(builder: Builder) -> Iterable[int]:
@@ -131,7 +187,9 @@ def _stages_per_rank(builder: Builder) -> Iterable[int]:
 
 
 def _recomputed(asked: Asked, rows: Schedule) -> list[int] | None:
-    """The fewest layers of each stage that compute again so that every rank fits; None where none do."""
+    """The fewest layers of each stage that compute again so that every rank fits; None where none
+    do.
+    """
 
     def held(again: Sequence[int]) -> list[float]:
         memory = replace(asked, recomputed=tuple(again)).stage_memory()
@@ -154,8 +212,9 @@ def _recomputed(asked: Asked, rows: Schedule) -> list[int] | None:
 
 
 def _weighed(model: Transformer | Model, rows: Schedule) -> tuple[int, ...]:
-    """The layers of stages by which ranks have equal work, the head's in the last stage; later ranks get the rest.
-    Where layers differ, stages have equal work."""
+    """The layers of stages by which ranks have equal work, the head's in the last stage; later
+    ranks get the rest. Where layers differ, stages have equal work.
+    """
     if isinstance(model, Model):
         return model.cut(rows.num_stages)
     work, head = [1.0] * rows.num_stages, model.head_flops(1) / model.layer_flops(1)

@@ -1,4 +1,5 @@
-"""A building block as a value: one microbatch scheduled on all ranks, and the interval at which the next one follows.
+"""A building block as a value: one microbatch scheduled on all ranks, and the interval at which the
+next one follows.
 
 Stamped as often as there are microbatches it is a schedule, whose memory can be read off the block.
 """
@@ -32,16 +33,17 @@ Plan = list[tuple[float, Action]]  # what a rank runs from when on, in order
 
 @dataclass(frozen=True)
 class Block:
-    """When each action of one microbatch starts, on all ranks; the next microbatch's start an interval later.
+    """When each action of one microbatch starts, on all ranks; the next microbatch's start an
+    interval later.
 
-    - `starts`: of every stage's F and B, or F, I and W: `{"0F": 0, "1F": 1, "1B": 2, "0B": 4}`. A W that is left out
-      runs as soon as its rank has a gap for it, the oldest first.
+    - `starts`: of every stage's F and B, or F, I and W: `{"0F": 0, "1F": 1, "1B": 2, "0B": 4}`. A W
+      that is left out runs as soon as its rank has a gap for it, the oldest first.
     - `placement`: the rank of every stage.
     - `costs`: how long actions take (all ones when left out), and how long messages do.
 
-    ValueError for an action that starts before what it waits for has arrived, for two that meet: whose times on a rank
-    overlap modulo the interval, and for W's that are left out where gaps that are long enough come too seldom: then
-    microbatches would be held longer and longer.
+    ValueError for an action that starts before what it waits for has arrived, for two that meet:
+    whose times on a rank overlap modulo the interval, and for W's that are left out where gaps that
+    are long enough come too seldom: then microbatches would be held longer and longer.
 
     >>> block = Block({"0F": 0, "1F": 1, "1B": 2, "0B": 4}, placement=(0, 1), interval=3)
     >>> print(block.stamp(3).schedule)
@@ -63,11 +65,19 @@ class Block:
         expect(Costs, costs=self.costs)
         expect(Sequence, placement=self.placement)
         interval, placement = number("interval", self.interval), tuple(self.placement)
-        given = {_parsed(key): number(f"the start of {key}", start) for key, start in self.starts.items()}
-        starts = {f"{stage}{kind}": start for (stage, kind), start in sorted(given.items(), key=lambda each: each[1])}
+        given = {
+            _parsed(key): number(f"the start of {key}", start) for key, start in self.starts.items()
+        }
+        starts = {
+            f"{stage}{kind}": start
+            for (stage, kind), start in sorted(given.items(), key=lambda each: each[1])
+        }
         accept(self, starts=starts, placement=placement, interval=interval)
         if sorted(set(placement)) != list(range(max(placement, default=-1) + 1)):
-            raise ValueError(f"placement must give every stage a rank, and leave no rank out, got {shown(placement)}")
+            raise ValueError(
+                "placement must give every stage a rank, and leave no rank out, got "
+                f"{shown(placement)}"
+            )
         self.costs.check(len(placement), self.num_ranks)
         self._check_dependencies({Action(*key, 0): start for key, start in given.items()})
         for rank in range(self.num_ranks):
@@ -80,51 +90,83 @@ class Block:
         return max(self.placement) + 1
 
     @classmethod
-    def of(cls, timeline: Timeline, microbatch: int = 0, *, interval: float | None = None, name: str = "") -> Block:
+    def of(
+        cls,
+        timeline: Timeline,
+        microbatch: int = 0,
+        *,
+        interval: float | None = None,
+        name: str = "",
+    ) -> Block:
         """The block that a timeline has for one of its microbatches.
 
-        The interval, unless it is given, is that to the next microbatch: ValueError if one of its actions isn't as much
-        later as the others, since the timeline isn't in its steady state there.
+        The interval, unless it is given, is that to the next microbatch: ValueError if one of its
+        actions isn't as much later as the others, since the timeline isn't in its steady state
+        there.
         """
         spans = {span.action: span for span in timeline.spans}
-        own = {a: span for a, span in spans.items() if isinstance(a, Action) and a.microbatch == microbatch}
+        own = {
+            a: span
+            for a, span in spans.items()
+            if isinstance(a, Action) and a.microbatch == microbatch
+        }
         if not own:
-            raise ValueError(f"{timeline.schedule.name} has no microbatch {microbatch!r} to make a block of")
+            raise ValueError(
+                f"{timeline.schedule.name} has no microbatch {microbatch!r} to make a block of"
+            )
         if interval is None:
             later = {a: spans.get(a._replace(microbatch=microbatch + 1)) for a in own}
             steps = {a: span.start - own[a].start for a, span in later.items() if span}
             interval = min(steps.values(), default=0)
-            if len(steps) < len(own) or any(step > interval * (1 + CLOSE) for step in steps.values()):
-                beside = f"microbatch {microbatch} isn't followed by the next one at one interval: {shown(steps)}"
+            if len(steps) < len(own) or any(
+                step > interval * (1 + CLOSE) for step in steps.values()
+            ):
+                beside = (
+                    f"microbatch {microbatch} isn't followed by the next one at one interval: "
+                    f"{shown(steps)}"
+                )
                 raise ValueError(f"{beside}; take one of the steady state, or give the interval")
         first = min(span.start for span in own.values())
         starts = {f"{a.stage}{a.kind}": span.start - first for a, span in own.items()}
-        return cls(starts, timeline.schedule.placement, interval, _costs_of(timeline, own), name or "block")
+        return cls(
+            starts, timeline.schedule.placement, interval, _costs_of(timeline, own), name or "block"
+        )
 
     def stamp(self, num_microbatches: int) -> Timeline:
         """The block as often as there are microbatches, at the times that it says."""
         M = positive_int("num_microbatches", num_microbatches)
         plans = [self.plan(rank, M) for rank in range(self.num_ranks)]
-        schedule = Schedule([[action for _, action in plan] for plan in plans], f"{self.name}, {M} times")
+        schedule = Schedule(
+            [[action for _, action in plan] for plan in plans], f"{self.name}, {M} times"
+        )
         begins = [start for plan in plans for start, _ in plan]
         takes = cache(self.costs.of)
-        ends = [start + takes(action.kind, action.stage) for plan in plans for start, action in plan]
+        ends = [
+            start + takes(action.kind, action.stage) for plan in plans for start, action in plan
+        ]
         return Timeline(schedule, begins, ends, unit=self.costs.unit, how="planned")
 
     def squeeze(self, num_microbatches: int, costs: Costs | None = None) -> Timeline:
-        """The stamped rows, every action as soon as it can: at the block's own costs, or at others."""
+        """The stamped rows, every action as soon as it can: at the block's own costs, or at
+        others.
+        """
         return simulate(self.stamp(num_microbatches).schedule, costs or self.costs)
 
     def reorder(self, num_microbatches: int, costs: Costs | None = None) -> Timeline:
-        """Squeezed, with warm-up and cool-down in another order that holds no more: the fastest of a few for `costs`.
+        """Squeezed, with warm-up and cool-down in another order that holds no more: the fastest of
+        a few for `costs`.
 
-        Tried are the stamped rows, and three whose steady state keeps to the block: it lasts from the first
-        microbatch's last input gradient to the start of the last microbatch, or a little longer, or longer still.
+        Tried are the stamped rows, and three whose steady state keeps to the block: it lasts from
+        the first microbatch's last input gradient to the start of the last microbatch, or a little
+        longer, or longer still.
         """
         M = positive_int("num_microbatches", num_microbatches)
         plans = [self.plan(rank, M) for rank in range(self.num_ranks)]
         back = next(self.starts[f"0{kind}"] for kind in INPUT_GRADIENT if f"0{kind}" in self.starts)
-        last, unit = self.starts["0F"] + self.interval * (M - 1), max(self.costs.of(k, 0) for k in (F, I, W))
+        last, unit = (
+            self.starts["0F"] + self.interval * (M - 1),
+            max(self.costs.of(k, 0) for k in (F, I, W)),
+        )
         found = [self.squeeze(M, costs)]
         for more in (0, unit * self.num_ranks, 2 * unit * self.num_ranks):
             rows = reordered(plans, len(self.placement), back - more, last + more)
@@ -144,7 +186,8 @@ class Block:
 
     @cached_property
     def lifespans(self) -> tuple[float, ...]:
-        """Per stage, how long it holds a microbatch: from the start of its F to the end of its B or W.
+        """Per stage, how long it holds a microbatch: from the start of its F to the end of its B or
+        W.
 
         Where the W's start is left open, that of a microbatch of the steady state.
         """
@@ -152,24 +195,31 @@ class Block:
 
     @property
     def bound(self) -> tuple[int, ...]:
-        """Per rank, what it holds at most, however many microbatches there are: lifespan / interval, rounded up for
-        each of its stages, and added.
+        """Per rank, what it holds at most, however many microbatches there are: lifespan /
+        interval, rounded up for each of its stages, and added.
 
-        Stage s, with F at f and lifespan l, holds microbatch m at time t if f + mT <= t < f + mT + l, with interval T.
-        Those m lie in a half-open stretch of length l / T, and that has at most ceil(l / T) whole numbers in it.
-        The rank holds the sum over its stages. Squeezing keeps every row's order, which alone decides what is held.
+        Stage s, with F at f and lifespan l, holds microbatch m at time t if f + mT <= t < f + mT +
+        l, with interval T. Those m lie in a half-open stretch of length l / T, and that has at most
+        ceil(l / T) whole numbers in it. The rank holds the sum over its stages. Squeezing keeps
+        every row's order, which alone decides what is held.
         """
-        return tuple(sum(ceil(self.lifespans[s] / self.interval - CLOSE) for s in own) for own in self._stages)
+        return tuple(
+            sum(ceil(self.lifespans[s] / self.interval - CLOSE) for s in own)
+            for own in self._stages
+        )
 
     @property
     def peak(self) -> tuple[int, ...]:
-        """Per rank, what it holds at most when there are many microbatches: counted, and so exact."""
+        """Per rank, what it holds at most when there are many microbatches: counted, and so
+        exact.
+        """
         return self._many.peak_in_flight
 
     @property
     def mean_held(self) -> tuple[float, ...]:
-        """Per rank, what it holds on average in the steady state, lifespan / interval of all its stages: the peak is no
-        less, and at the bound where lifespans are multiples of the interval."""
+        """Per rank, what it holds on average in the steady state, lifespan / interval of all its
+        stages: the peak is no less, and at the bound where lifespans are multiples of the interval.
+        """
         return tuple(sum(self.lifespans[s] for s in own) / self.interval for own in self._stages)
 
     def draw(self, copies: int = 3) -> Axes:
@@ -182,20 +232,31 @@ class Block:
     def _many(self) -> Timeline:
         """So many microbatches that a W that is left open has found its beat in the middle of them.
 
-        Relative to its microbatch, a W never starts earlier than the one before: when it starts decides when the next
-        one does, and later stays later. So two in turn that are alike are followed by such ones only, as long as
-        microbatches come. If there is a beat at all, every W has one in which it waits for less than two intervals for
-        each W of its rank, and one more: whoever waits longer waits longer and longer.
+        Relative to its microbatch, a W never starts earlier than the one before: when it starts
+        decides when the next one does, and later stays later. So two in turn that are alike are
+        followed by such ones only, as long as microbatches come. If there is a beat at all, every W
+        has one in which it waits for less than two intervals for each W of its rank, and one more:
+        whoever waits longer waits longer and longer.
         """
-        M, T, close = 2 * (ceil(max(self.starts.values()) / self.interval) + 4), self.interval, CLOSE * self.interval
+        M, T, close = (
+            2 * (ceil(max(self.starts.values()) / self.interval) + 4),
+            self.interval,
+            CLOSE * self.interval,
+        )
         open_ = self._open
         while True:
             many = self.stamp(M)
-            lives, cool_down = self._lives(many), T * M + min(self.starts.values())  # which begins here
+            # which begins here
+            lives, cool_down = self._lives(many), T * M + min(self.starts.values())
             settled = True
             for stage in open_:
                 begin, held, middle = self.starts[f"{stage}F"], lives[stage], M // 2
-                at_once = self.starts[f"{stage}I"] + self.costs.of(I, stage) + self.costs.of(W, stage) - begin
+                at_once = (
+                    self.starts[f"{stage}I"]
+                    + self.costs.of(I, stage)
+                    + self.costs.of(W, stage)
+                    - begin
+                )
                 rank = self.placement[stage]
                 if max(held) - at_once > (2 * len(self._stages[rank]) + 1) * T + close:
                     short = f"rank {rank} has no gap for stage {stage}'s W in every interval"
@@ -210,17 +271,25 @@ class Block:
     @property
     def _open(self) -> list[int]:
         """The stages whose W's start is left open."""
-        return [s for s, _ in enumerate(self.placement) if not {f"{s}B", f"{s}W"} & self.starts.keys()]
+        return [
+            s for s, _ in enumerate(self.placement) if not {f"{s}B", f"{s}W"} & self.starts.keys()
+        ]
 
     def _has_room(self, rank: int) -> bool:
-        """Whether W's that are left open surely fit: an interval's gaps have room for as many, were all the longest."""
+        """Whether W's that are left open surely fit: an interval's gaps have room for as many, were
+        all the longest.
+        """
         own, T = self._stages[rank], self.interval
         lasts = [self.costs.of(W, s) for s in self._open if s in own]
         longest = max(lasts, default=0)
         if not longest:
             return True
         keys = ((start % T, *_parsed(key)) for key, start in self.starts.items())
-        taken = sorted((start, start + self.costs.of(kind, stage)) for start, stage, kind in keys if stage in own)
+        taken = sorted(
+            (start, start + self.costs.of(kind, stage))
+            for start, stage, kind in keys
+            if stage in own
+        )
         following = [start for start, _ in taken[1:]] + [taken[0][0] + T]
         gaps = (start - end for (_, end), start in zip(taken, following, strict=True))
         return sum(int((gap + CLOSE * T) / longest) for gap in gaps if gap > 0) >= len(lasts)
@@ -236,47 +305,75 @@ class Block:
 
     @property
     def _stages(self) -> list[list[int]]:
-        return [[s for s, rank in enumerate(self.placement) if rank == own] for own in range(self.num_ranks)]
+        return [
+            [s for s, rank in enumerate(self.placement) if rank == own]
+            for own in range(self.num_ranks)
+        ]
 
     def _check_dependencies(self, starts: dict[Action, float]) -> None:
         num_stages = len(self.placement)
         for stage in range(num_stages):
             kinds = {action.kind for action in starts if action.stage == stage}
             if kinds not in ({F, B}, {F, I}, {F, I, W}):
-                raise ValueError(f"stage {stage} must start an F and a B, or an F and an I, got {shown(sorted(kinds))}")
+                raise ValueError(
+                    f"stage {stage} must start an F and a B, or an F and an I, got "
+                    f"{shown(sorted(kinds))}"
+                )
         for action, start in starts.items():
             if action.stage >= num_stages:
                 raise ValueError(
-                    f"{_key(action)} is of a stage that placement, with {num_stages} stages, doesn't place"
+                    f"{_key(action)} is of a stage that placement, with {num_stages} stages, "
+                    "doesn't place"
                 )
             for need in needs(action, num_stages):
-                made = next(Action(need.stage, kind, 0) for kind in need.kinds if (need.stage, kind, 0) in starts)
+                made = next(
+                    Action(need.stage, kind, 0)
+                    for kind in need.kinds
+                    if (need.stage, kind, 0) in starts
+                )
                 ways = self.placement[need.stage], self.placement[action.stage]
                 there = starts[made] + self.costs.of_item(made)
                 there += self.costs.link(*ways).latency if ways[0] != ways[1] else 0
                 if start < there - CLOSE * max(self.interval, there):
-                    late = f"{_key(action)} starts at {start:g}, and what {_key(made)} makes arrives at {there:g}"
+                    late = (
+                        f"{_key(action)} starts at {start:g}, and what {_key(made)} makes arrives "
+                        f"at {there:g}"
+                    )
                     raise ValueError(f"{late}: start it at {there:g} or later")
 
     def _check_collisions(self, rank: int) -> None:
         T, close = self.interval, CLOSE * self.interval
         stages = self._stages[rank]
         own = [(start, *_parsed(key)) for key, start in self.starts.items()]
-        own = [(start, f"{s}{kind}", self.costs.of(kind, s)) for start, s, kind in own if s in stages]
-        work = sum(self.costs.of(kind, s) for s in stages for kind in ((F, B) if f"{s}B" in self.starts else (F, I, W)))
+        own = [
+            (start, f"{s}{kind}", self.costs.of(kind, s)) for start, s, kind in own if s in stages
+        ]
+        work = sum(
+            self.costs.of(kind, s)
+            for s in stages
+            for kind in ((F, B) if f"{s}B" in self.starts else (F, I, W))
+        )
         if work > T + close:
             raise ValueError(
-                f"rank {rank} has {work:g} of work on a microbatch, and the interval is {T:g}: make it longer"
+                f"rank {rank} has {work:g} of work on a microbatch, and the interval is {T:g}: "
+                "make it longer"
             )
         for (a, first, takes), (b, second, lasts) in combinations(own, 2):
             if (b - a + close) % T < takes - close or (a - b + close) % T < lasts - close:
                 met = a if (a - b + close) % T < lasts - close else b
-                both = f"on rank {rank}, {first} (at {a:g}) and {second} (at {b:g}) meet in unit {met % T:g}"
-                raise ValueError(f"{both} of the interval of {T:g}: start one of them at another time")
+                both = (
+                    f"on rank {rank}, {first} (at {a:g}) and {second} (at {b:g}) meet in unit "
+                    f"{met % T:g}"
+                )
+                raise ValueError(
+                    f"{both} of the interval of {T:g}: start one of them at another time"
+                )
 
 
 def filled(fixed: Plan, costs: Costs, open_: set[int], close: float = 0) -> Plan:
-    """A rank's plan, and in every gap that is long enough the oldest W of the stages whose W has no place yet."""
+    """A rank's plan, and in every gap that is long enough the oldest W of the stages whose W has no
+    place yet.
+    """
     plan: Plan = []
     waiting: deque[Action] = deque()
     now, lasts = 0.0, cache(costs.of)
@@ -295,7 +392,9 @@ def filled(fixed: Plan, costs: Costs, open_: set[int], close: float = 0) -> Plan
 @cache  # a search looks at the same few again and again
 def _parsed(key: str) -> tuple[int, Kind]:
     if not (isinstance(key, str) and (match := re.fullmatch(r"(\d{1,9})([FBIW])", key))):
-        raise ValueError(f"starts must name actions as a stage and F, B, I or W, such as '0F', got {shown(key)}")
+        raise ValueError(
+            f"starts must name actions as a stage and F, B, I or W, such as '0F', got {shown(key)}"
+        )
     return int(match[1]), Kind(match[2])
 
 
@@ -310,5 +409,7 @@ def _costs_of(timeline: Timeline, own: Mapping) -> Costs:
         found[action.kind][action.stage] = span.end - span.start
     names = {F: "forward", B: "backward", I: "backward_input", W: "backward_weight"}
     stages = range(timeline.schedule.num_stages)
-    given = {names[kind]: tuple(by_stage.get(s, 0) for s in stages) for kind, by_stage in found.items()}
+    given = {
+        names[kind]: tuple(by_stage.get(s, 0) for s in stages) for kind, by_stage in found.items()
+    }
     return Costs(**given, unit=timeline.unit)

@@ -1,7 +1,8 @@
-"""V-Half and V-Min: two stages per rank in a V, in about a half and a third of 1F1B's memory; ZB-V's block beside them.
+"""V-Half and V-Min: two stages per rank in a V, in about a half and a third of 1F1B's memory;
+ZB-V's block beside them.
 
-They are building blocks (`Block`), repeated every six units of F = I = W, the interval in which a rank does a
-microbatch's work. A block that brings microbatches back sooner holds fewer.
+They are building blocks (`Block`), repeated every six units of F = I = W, the interval in which a
+rank does a microbatch's work. A block that brings microbatches back sooner holds fewer.
 """
 
 from __future__ import annotations
@@ -20,22 +21,24 @@ _SOURCE = "Qi et al. 2024, arXiv:2405.15362; github.com/sail-sg/zero-bubble-pipe
 _INTERVAL = 6  # units that a microbatch's F, I and W take on a rank with two stages
 _OFFSETS = [*product((1, 2, 3), (1, 2), (1, 2, 3), (1, 2))]  # the paper's space
 
-# The blocks on four ranks: F I W of the stage on the way down, f i w of the one on the way up; W where it is free.
+# The blocks on four ranks: F I W of the stage on the way down, f i w of the one on the way up; W
+# where it is free.
 #
 #     V-Half                                                           V-Min
-#     rank 0  F . . . . . . . . . f . . . i w . . . . . . . . . I W    F . . . . . . f i w . . . . . I W
-#     rank 1  . . F . . . . . . f . . . . . . i w . . . . . . I W      . F . . . . f . . i w . . . I W
+# rank 0  F . . . . . . . . . f . . . i w . . . . . . . . . I W    F . . . . . . f i w . . . . . I W
+# rank 1  . . F . . . . . . f . . . . . . i w . . . . . . I W      . F . . . . f . . i w . . . I W
 #     rank 2  . . . . F . . . f . . . . . . . . . i w . . . I W        . . F . . f . . . . i w . I W
 #     rank 3  . . . . . . F f . . . . . . . . . . . . i w I W          . . . F f . . . . . . i I w W
 #
-# From rank to rank each of the four chains has a fixed offset: 1 in V-Min, the least there is; in V-Half 2 away from
-# rank 0 and 1 towards it. (The paper's section 3: the offsets make the lifespans.) The lifespans of a rank's two
-# stages, F to I, add up to 4P + 2 gap in V-Min and to 6P - 1 + 2 gap in V-Half: the same on all ranks, and about 2P/3
-# and P activations of half a rank's share, where 1F1B holds up to P of a whole one.
+# From rank to rank each of the four chains has a fixed offset: 1 in V-Min, the least there is; in
+# V-Half 2 away from rank 0 and 1 towards it. (The paper's section 3: the offsets make the
+# lifespans.) The lifespans of a rank's two stages, F to I, add up to 4P + 2 gap in V-Min and to 6P
+# - 1 + 2 gap in V-Half: the same on all ranks, and about 2P/3 and P activations of half a rank's
+# share, where 1F1B holds up to P of a whole one.
 #
-# Repeated, a block must not meet itself: modulo 6, a rank's four starts must differ. Without the gap, V-Min's r and
-# 2P + r meet when 3 divides P, V-Half's 3P-2-r and 6P-2-r when P is even; both I's wait until nothing does. That is why
-# V-Half's turn at the bottom takes a unit more, too.
+# Repeated, a block must not meet itself: modulo 6, a rank's four starts must differ. Without the
+# gap, V-Min's r and 2P + r meet when 3 divides P, V-Half's 3P-2-r and 6P-2-r when P is even; both
+# I's wait until nothing does. That is why V-Half's turn at the bottom takes a unit more, too.
 
 
 def v_block(
@@ -45,11 +48,12 @@ def v_block(
     name: str = "V",
     interval: int = _INTERVAL,
 ) -> Block:
-    """A block on a V, in units of F = I = W: the space of the controllable-memory paper, and V-Half and V-Min in it.
+    """A block on a V, in units of F = I = W: the space of the controllable-memory paper, and V-Half
+    and V-Min in it.
 
-    `offsets`: from rank to rank, between the starts of F on the way down, F up, I down and I up again; `waits`: units
-    between the end of one of these four and the start of the next, at the bottom, on rank 0, and at the bottom.
-    ValueError for a block that meets itself.
+    `offsets`: from rank to rank, between the starts of F on the way down, F up, I down and I up
+    again; `waits`: units between the end of one of these four and the start of the next, at the
+    bottom, on rank 0, and at the bottom. ValueError for a block that meets itself.
 
     >>> block = v_block(4, (1, 1, 1, 1), (0, 0, 0))
     >>> block.peak, block.bound
@@ -72,10 +76,13 @@ def _legs(P: int, offsets: Sequence[int], waits: Sequence[int]) -> list[list[int
 
 
 def v_blocks(
-    num_ranks: int, offsets: Iterable[tuple[int, int, int, int]] = _OFFSETS, interval: int = _INTERVAL
+    num_ranks: int,
+    offsets: Iterable[tuple[int, int, int, int]] = _OFFSETS,
+    interval: int = _INTERVAL,
 ) -> Iterator[Block]:
-    """The blocks on a V with these offsets, up to three units down and two up by default, and the shortest waits that
-    they allow."""
+    """The blocks on a V with these offsets, up to three units down and two up by default, and the
+    shortest waits that they allow.
+    """
     for each in offsets:
         for waits in product((0, 1), range(interval), (0, 1)):
             down, up, back_down, back_up = _legs(num_ranks, each, waits)
@@ -104,12 +111,14 @@ def zb_v_block(num_ranks: int) -> Block:
 
 @register(
     "V-Half",
-    rules="any number of ranks and microbatches; no gap in the steady state where W + 2I >= 2F and W + 2F >= 2I",
+    rules="any number of ranks and microbatches; no gap in the steady state where W + 2I >= 2F and "
+    "W + 2F >= 2I",
     placement="V",
     source=_SOURCE,
 )
 def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) -> Rows:
-    """About half of 1F1B's memory on every rank: the fastest for `costs` of a few orders made for F = I = W.
+    """About half of 1F1B's memory on every rank: the fastest for `costs` of a few orders made for F
+    = I = W.
 
     `costs` are of a stage, half a rank's share; all ones when left out.
     """
@@ -123,7 +132,7 @@ def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None)
     source=_SOURCE,
 )
 def v_min(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) -> Rows:
-    """About a third of 1F1B's memory, the least that a V allows without a bubble in every period of F = I = W: the
-    fastest for `costs` of a few orders.
+    """About a third of 1F1B's memory, the least that a V allows without a bubble in every period of
+    F = I = W: the fastest for `costs` of a few orders.
     """
     return v_min_block(num_ranks).reorder(num_microbatches, costs).schedule.rows

@@ -1,4 +1,6 @@
-"""DualPipe, which feeds the pipeline from both ends, and DualPipeV, which cuts it in half. `pplab.build` knows both."""
+"""DualPipe, which feeds the pipeline from both ends, and DualPipeV, which cuts it in half.
+`pplab.build` knows both.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from .v_shape import Local
 
 @register(
     "DualPipe",
-    rules="an even number of ranks P; an even number of microbatches, at least 2P: each end gets half of them",
+    rules="an even number of ranks P; an even number of microbatches, at least 2P: each end gets "
+    "half of them",
     placement="bidirectional",
     source="DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
 )
@@ -25,10 +28,14 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     """
     P, M = num_ranks, num_microbatches
     if P % 2:
-        raise ValueError(f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror image")
+        raise ValueError(
+            f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror "
+            "image"
+        )
     if M % 2 or M < 2 * P:
         raise ValueError(
-            f"DualPipe on {P} ranks needs an even number of microbatches of at least 2P = {2 * P}, got {M}"
+            f"DualPipe on {P} ranks needs an even number of microbatches of at least 2P = {2 * P}, "
+            f"got {M}"
         )
     rows = []
     for rank in range(P):
@@ -51,7 +58,9 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
     """
     P, M = num_ranks, num_microbatches
     if M < 2 * P:
-        raise ValueError(f"DualPipeV on {P} ranks needs at least 2P = {2 * P} microbatches, got {M}")
+        raise ValueError(
+            f"DualPipeV on {P} ranks needs at least 2P = {2 * P} microbatches, got {M}"
+        )
     return [dualpipe_row(Local(rank), Local(2 * P - 1 - rank), rank, P, M) for rank in range(P)]
 
 

@@ -11,14 +11,16 @@ from ...schedule import Schedule
 
 
 def depth_first(num_ranks: int, num_microbatches: int, costs: Costs | None = None) -> Schedule:
-    """Whenever a rank is free it runs the oldest backward that is ready, else the oldest forward that is ready.
+    """Whenever a rank is free it runs the oldest backward that is ready, else the oldest forward
+    that is ready.
 
     Backwards first, and nothing limits the forwards: it is what 1F1B would be without its cap.
     """
     P, M = positive_int("num_ranks", num_ranks), positive_int("num_microbatches", num_microbatches)
     costs = costs or Costs()
     rows: list[list[Action]] = [[] for _ in range(P)]
-    forwards = [list(range(M)) if rank == 0 else [] for rank in range(P)]  # ready to run, oldest first
+    # ready to run, oldest first
+    forwards = [list(range(M)) if rank == 0 else [] for rank in range(P)]
     backwards: list[list[int]] = [[] for _ in range(P)]
     free = [True] * P
     events: list[tuple[float, int, Action]] = []  # (end, order, what ends)

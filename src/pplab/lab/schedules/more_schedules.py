@@ -1,17 +1,34 @@
-"""Schedules of the field that vary those of the small package: eager 1F1B, interleaved zero bubble, looped BFS."""
+"""Schedules of the field that vary those of the small package: eager 1F1B, interleaved zero bubble,
+looped BFS.
+"""
 
 from __future__ import annotations
 
 from ...actions import B, F
-from ...builders import capped_row, interleaved, looped_rows, register, split_backwards, stages_of_loop
+from ...builders import (
+    capped_row,
+    interleaved,
+    looped_rows,
+    register,
+    split_backwards,
+    stages_of_loop,
+)
 from ...builders._weave import actions_of
 from ...builders.registry import Rows
 
 
-@register("eager-1F1B", rules="any number of ranks and microbatches", source="Zhuang et al. 2023, arXiv:2211.05322")
+@register(
+    "eager-1F1B",
+    rules="any number of ranks and microbatches",
+    source="Zhuang et al. 2023, arXiv:2211.05322",
+)
 def eager_one_f_one_b(num_ranks: int, num_microbatches: int) -> Rows:
-    """1F1B with twice the warm-up, 2(P-1-s) forwards: messages have time to arrive while a rank still has work."""
-    return [capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches) for rank in range(num_ranks)]
+    """1F1B with twice the warm-up, 2(P-1-s) forwards: messages have time to arrive while a rank
+    still has work.
+    """
+    return [
+        capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches) for rank in range(num_ranks)
+    ]
 
 
 @register(
@@ -21,9 +38,15 @@ def eager_one_f_one_b(num_ranks: int, num_microbatches: int) -> Rows:
     source="torch's ScheduleInterleavedZeroBubble, after Qi et al. 2023, arXiv:2401.10241",
 )
 def interleaved_zero_bubble(
-    num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2, group_size: int | None = None
+    num_ranks: int,
+    num_microbatches: int,
+    *,
+    stages_per_rank: int = 2,
+    group_size: int | None = None,
 ) -> Rows:
-    """Interleaved 1F1B with half the warm-up between ranks, and on rank r every W put off by r microbatches."""
+    """Interleaved 1F1B with half the warm-up between ranks, and on rank r every W put off by r
+    microbatches.
+    """
     rows = looped_rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=1)
     return [split_backwards(row, delay=rank) for rank, row in enumerate(rows)]
 
@@ -35,7 +58,8 @@ def interleaved_zero_bubble(
     source="Lamy-Poirier 2022, arXiv:2211.05953; torch's ScheduleLoopedBFS",
 )
 def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2) -> Rows:
-    """Breadth first: all microbatches through a rank's first stage, then its second; then the backwards, last first.
+    """Breadth first: all microbatches through a rank's first stage, then its second; then the
+    backwards, last first.
 
     GPipe in a loop. A stage's weights are needed once per pass, which suits sharded parameters.
     """
@@ -43,5 +67,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 
     for rank in range(num_ranks):
         stages = stages_of_loop(rank, num_ranks, stages_per_rank)
         forwards = [a for stage in stages for a in actions_of(stage, F, order)]
-        rows.append(forwards + [a for stage in reversed(stages) for a in actions_of(stage, B, order[::-1])])
+        rows.append(
+            forwards + [a for stage in reversed(stages) for a in actions_of(stage, B, order[::-1])]
+        )
     return rows

@@ -1,4 +1,6 @@
-"""Warm-up and cool-down of a plan in another order, as early as it can be had in the same memory."""
+"""Warm-up and cool-down of a plan in another order, as early as it can be had in the same
+memory.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,13 @@ Plan = list[tuple[float, Action]]
 
 
 def reordered(plans: list[Plan], num_stages: int, begin: float, end: float) -> list[list[Action]]:
-    """The plans, squeezed and, outside of the steady state from `begin` to `end`, reordered in no more memory.
+    """The plans, squeezed and, outside of the steady state from `begin` to `end`, reordered in no
+    more memory.
 
-    Step by step, each rank runs what comes first in its plan and is ready; a W only when it could run nothing else, an
-    F only if the rest of the plan, run as planned, then holds no more than the plans do. So what is first of all that
-    is left, over all ranks, can always run. In the steady state a rank keeps to its plan.
+    Step by step, each rank runs what comes first in its plan and is ready; a W only when it could
+    run nothing else, an F only if the rest of the plan, run as planned, then holds no more than the
+    plans do. So what is first of all that is left, over all ranks, can always run. In the steady
+    state a rank keeps to its plan.
     """
     most = max(peak(action for _, action in plan) for plan in plans)
     left = [_parts(plan, begin, end) for plan in plans]
@@ -30,7 +34,8 @@ def reordered(plans: list[Plan], num_stages: int, begin: float, end: float) -> l
     }
 
     def chosen(rank: int) -> Action | None:
-        ahead = highest = held[rank]  # when what is passed over runs as planned, and the most until here
+        # when what is passed over runs as planned, and the most until here
+        ahead = highest = held[rank]
         tried, weight = set(), None
         part, different = left[rank][0] if left[rank] else ([], 0)
         for action in part:
@@ -61,7 +66,9 @@ def reordered(plans: list[Plan], num_stages: int, begin: float, end: float) -> l
 
 
 def _parts(plan: Plan, begin: float, end: float) -> deque[tuple[list[Action], int]]:
-    """A plan in parts that are run one after the other, each in any order; and the number of their stages and kinds."""
+    """A plan in parts that are run one after the other, each in any order; and the number of their
+    stages and kinds.
+    """
     parts = [[action for _, action in plan]]
     if end >= begin:
         before = [action for start, action in plan if start < begin]
@@ -72,7 +79,9 @@ def _parts(plan: Plan, begin: float, end: float) -> deque[tuple[list[Action], in
 
 
 def change(action: Action) -> int:
-    """By how much a rank holds more activations after an action. It holds them while the W or B runs, too."""
+    """By how much a rank holds more activations after an action. It holds them while the W or B
+    runs, too.
+    """
     return (action.kind is F) - (action.kind is W or action.kind is B)
 
 

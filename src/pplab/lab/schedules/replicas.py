@@ -1,4 +1,6 @@
-"""Data parallelism as a schedule: the same rows on more ranks, each copy with microbatches of its own."""
+"""Data parallelism as a schedule: the same rows on more ranks, each copy with microbatches of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,12 @@ from ...schedule import Schedule
 
 
 def replicate(schedule: Schedule, replicas: int) -> Schedule:
-    """`schedule` on `replicas` times as many ranks: replica d of P ranks each is ranks dP to dP+P-1.
+    """`schedule` on `replicas` times as many ranks: replica d of P ranks each is ranks dP to
+    dP+P-1.
 
-    With M microbatches in `schedule`, replica d works on microbatches dM to dM+M-1. Every stage then lives on one rank
-    of each replica (two, when the schedule is bidirectional), and all of them need the sum of its gradients.
+    With M microbatches in `schedule`, replica d works on microbatches dM to dM+M-1. Every stage
+    then lives on one rank of each replica (two, when the schedule is bidirectional), and all of
+    them need the sum of its gradients.
 
     >>> print(replicate(Schedule([["0F0", "0B0"], ["1F0", "1B0"]], "two ranks"), 2))
     two ranks, 2 replicas: 4 ranks, 2 stages, 2 microbatches, 8 actions

@@ -1,4 +1,6 @@
-"""The running case with its sequences in slices: rows of its ledger, and a search for the best of them."""
+"""The running case with its sequences in slices: rows of its ledger, and a search for the best of
+them.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,13 @@ def sliced_row(
     overhead_ms: float = 0,
     **options: object,
 ) -> Entry:
-    """A row of the case's ledger, as `Case.row`, whose microbatches go through the pipeline in slices.
+    """A row of the case's ledger, as `Case.row`, whose microbatches go through the pipeline in
+    slices.
 
-    A number of `slices` are equal ones; `Slices` say their lengths. Attention's share comes from the model, and what
-    every action takes beside its work is `overhead_ms`. A rank holds what its slices hold, the gradients of keys and
-    values that wait for their slices and, of a layer that is recomputed, keys and values, which later slices read.
-    `options` are the schedule's.
+    A number of `slices` are equal ones; `Slices` say their lengths. Attention's share comes from
+    the model, and what every action takes beside its work is `overhead_ms`. A rank holds what its
+    slices hold, the gradients of keys and values that wait for their slices and, of a layer that is
+    recomputed, keys and values, which later slices read. `options` are the schedule's.
 
     >>> sliced_row(Case(), 4, 16, cut=[9, 9, 8, 6], warmup_per_rank=2)
                                     M   step    busy  fullest rank  fits in 80 GB  a billion tokens
@@ -45,7 +48,9 @@ def sliced_row(
         whole = case.plan("1F1B", num_microbatches, microbatch, cut=cut, recompute=recompute)
     else:
         looped = {"stages_per_rank": rows.num_stages // case.num_ranks}
-        whole = case.plan("Interleaved1F1B", num_microbatches, microbatch, cut=cut, recompute=recompute, **looped)
+        whole = case.plan(
+            "Interleaved1F1B", num_microbatches, microbatch, cut=cut, recompute=recompute, **looped
+        )
     flops = [n * model.layer_flops(microbatch) for n in whole.layers]
     flops[-1] += model.head_flops(microbatch)
     of_attention = model.attention_flops(microbatch)
@@ -53,8 +58,11 @@ def sliced_row(
         cutting,
         attention=[n * of_attention / each for n, each in zip(whole.layers, flops, strict=True)],
     )
-    timeline = cutting.simulate(rows, replace(whole.costs, overhead=number("overhead_ms", overhead_ms) / 1e3))
-    kept = 2 * model.kv_width * model.sequence * microbatch * model.bytes_each / 1e9  # keys and values of a layer
+    timeline = cutting.simulate(
+        rows, replace(whole.costs, overhead=number("overhead_ms", overhead_ms) / 1e3)
+    )
+    # keys and values of a layer
+    kept = 2 * model.kv_width * model.sequence * microbatch * model.bytes_each / 1e9
     memory = _keeping(whole.memory, whole.recomputed, kept)
     memory = cutting.memory(memory, [n * kept for n in whole.layers])
     return Entry(
@@ -73,23 +81,32 @@ def sliced_row(
 
 
 def _keeping(memory: Memory, again: Sequence[int], kept: float) -> Memory:
-    """The memory in GB, with so much per layer that runs its forward again kept all the same: keys and values."""
+    """The memory in GB, with so much per layer that runs its forward again kept all the same: keys
+    and values.
+    """
     found = in_gb(memory)
     return replace(
         found,
         activation=[size + n * kept for size, n in zip(found.activation, again, strict=True)],
-        recomputed=[size - min(n, 1) * kept for size, n in zip(found.recomputed, again, strict=True)],
+        recomputed=[
+            size - min(n, 1) * kept for size, n in zip(found.recomputed, again, strict=True)
+        ],
         while_input_gradient=[
-            size - max(n - 1, 0) * kept for size, n in zip(found.while_input_gradient, again, strict=True)
+            size - max(n - 1, 0) * kept
+            for size, n in zip(found.while_input_gradient, again, strict=True)
         ],
     )
 
 
-def best_slices(case: Case, num_microbatches: int, slices: Iterable[int] = (1, 2, 4, 8, 16), **asked: object) -> Ledger:
-    """The case's ledger with a row for every number of equal slices, each with the best cut of the layers found for
-    it: the fastest that fits, or where none does the one that needs the least. `asked` is what `sliced_row` takes.
+def best_slices(
+    case: Case, num_microbatches: int, slices: Iterable[int] = (1, 2, 4, 8, 16), **asked: object
+) -> Ledger:
+    """The case's ledger with a row for every number of equal slices, each with the best cut of the
+    layers found for it: the fastest that fits, or where none does the one that needs the least.
+    `asked` is what `sliced_row` takes.
 
-    From an even cut, the search moves the layer from one stage to another that helps most, until none does.
+    From an even cut, the search moves the layer from one stage to another that helps most, until
+    none does.
     """
     ledger = Ledger(case)
     for count in slices:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def sliced_gantt(timeline: Timeline, slices: int, **options: object) -> Axes:
-    """Draw a timeline as `pplab.gantt` does (and with its options), with `3b` for the second slice of microbatch 3."""
+    """Draw a timeline as `pplab.gantt` does (and with its options), with `3b` for the second slice
+    of microbatch 3.
+    """
     k = positive_int("slices", slices)
     ax = gantt(timeline, **options)
     for text in ax.texts:

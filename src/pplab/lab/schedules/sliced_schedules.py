@@ -1,9 +1,11 @@
-"""Schedules of slices: a microbatch is cut along its sequences, and its pieces follow each other through the stages.
+"""Schedules of slices: a microbatch is cut along its sequences, and its pieces follow each other
+through the stages.
 
-What a schedule numbers as microbatches are slices: of k slices each, slice j of microbatch m has number m k + j.
-Between stages they need what microbatches need. Within a stage a slice's forward comes after that of the slice before
-it, whose keys and values it reads, and a slice's backward after that of the slice behind it, which has gradients for
-its keys and values: orders of a row, since a stage's slices are on one rank.
+What a schedule numbers as microbatches are slices: of k slices each, slice j of microbatch m has
+number m k + j. Between stages they need what microbatches need. Within a stage a slice's forward
+comes after that of the slice before it, whose keys and values it reads, and a slice's backward
+after that of the slice behind it, which has gradients for its keys and values: orders of a row,
+since a stage's slices are on one rank.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from ...simulator import validate
 
 @register(
     "Seq1F1B",
-    rules="any number of ranks, slices and stages per rank; microbatches are slices: a multiple of `slices`",
+    rules="any number of ranks, slices and stages per rank; microbatches are slices: a multiple of "
+    "`slices`",
     placement="loop",
-    source="Sun et al. 2024, arXiv:2406.03488; interleaved: Li et al. 2025 (SlimPipe), arXiv:2504.14519",
+    source="Sun et al. 2024, arXiv:2406.03488; interleaved: Li et al. 2025 (SlimPipe), "
+    "arXiv:2504.14519",
 )
 def seq_one_f_one_b(
     num_ranks: int,
@@ -36,15 +40,16 @@ def seq_one_f_one_b(
     warmup_per_rank: int = 1,
     split: bool = False,
 ) -> Rows:
-    """1F1B on slices, with k-1 more warm-up forwards on every rank: as many as lie between a sequence's first forward
-    and its first backward, since a microbatch's backwards come last slice first.
+    """1F1B on slices, with k-1 more warm-up forwards on every rank: as many as lie between a
+    sequence's first forward and its first backward, since a microbatch's backwards come last slice
+    first.
 
-    `warmup_per_rank` are the warm-up forwards of a rank for each rank below it. Two of them, as in eager 1F1B, leave
-    each message the time of an action, and hold one slice more for each.
+    `warmup_per_rank` are the warm-up forwards of a rank for each rank below it. Two of them, as in
+    eager 1F1B, leave each message the time of an action, and hold one slice more for each.
 
-    With several stages per rank, groups of whole microbatches, of at least P slices, go through them as in interleaved
-    1F1B. With `split`, rank r puts every weight gradient off by r others, as ZB-H1 does. `num_microbatches` counts
-    slices.
+    With several stages per rank, groups of whole microbatches, of at least P slices, go through
+    them as in interleaved 1F1B. With `split`, rank r puts every weight gradient off by r others, as
+    ZB-H1 does. `num_microbatches` counts slices.
 
     >>> print(seq_one_f_one_b(2, 4, slices=2))
     Seq1F1B: 2 ranks, 2 stages, 4 microbatches, 16 actions
@@ -59,7 +64,12 @@ def seq_one_f_one_b(
     order = [range(first * slices, end * slices) for first, end in pairwise(ends)]
     for rank in range(num_ranks):
         stages = stages_of_loop(rank, num_ranks, stages_per_rank)
-        warmup = (len(stages) - 1) * len(order[0]) + warmup_per_rank * (num_ranks - 1 - rank) + slices - 1
+        warmup = (
+            (len(stages) - 1) * len(order[0])
+            + warmup_per_rank * (num_ranks - 1 - rank)
+            + slices
+            - 1
+        )
         forwards, backwards = in_groups(stages, F, order), in_groups(stages[::-1], B, order)
         row = phases(forwards, last_first(backwards, slices), min(warmup, len(forwards) - 1))
         rows.append(split_backwards(row, delay=rank) if split else row)
@@ -72,10 +82,14 @@ def seq_one_f_one_b(
     source="Li et al. 2021, arXiv:2102.07988",
 )
 def terapipe(num_ranks: int, num_microbatches: int, *, slices: int = 2) -> Rows:
-    """GPipe on slices: all forwards, then all backwards, last first. `num_microbatches` counts slices."""
+    """GPipe on slices: all forwards, then all backwards, last first. `num_microbatches` counts
+    slices.
+    """
     _sequences("TeraPipe", num_microbatches, slices)
     order = range(num_microbatches)
-    return [actions_of(rank, F, order) + actions_of(rank, B, order[::-1]) for rank in range(num_ranks)]
+    return [
+        actions_of(rank, F, order) + actions_of(rank, B, order[::-1]) for rank in range(num_ranks)
+    ]
 
 
 def last_first(actions: Iterable[Action], slices: int) -> list[Action]:
@@ -84,27 +98,34 @@ def last_first(actions: Iterable[Action], slices: int) -> list[Action]:
     >>> last_first([Action(0, B, 0), Action(0, B, 1), Action(0, B, 2), Action(0, B, 3)], 2)
     [0B1, 0B0, 0B3, 0B2]
     """
-    return [Action(stage, kind, n - n % slices + slices - 1 - n % slices) for stage, kind, n in actions]
+    return [
+        Action(stage, kind, n - n % slices + slices - 1 - n % slices) for stage, kind, n in actions
+    ]
 
 
 def slice_needs(action: Action, slices: int) -> Need | None:
-    """What an action waits for on its own stage because its microbatch is cut, in addition to `pplab.deps.needs`.
+    """What an action waits for on its own stage because its microbatch is cut, in addition to
+    `pplab.deps.needs`.
 
         F of slice j       waits for F of slice j-1          unless it is the first
         B or I of slice j  waits for the B or I of j+1       unless it is the last
 
-    >>> print(slice_needs(Action(2, F, 5), 4), slice_needs(Action(2, B, 5), 4), slice_needs(Action(2, B, 7), 4))
+    >>> print(*(slice_needs(Action(2, kind, n), 4) for kind, n in ((F, 5), (B, 5), (B, 7))))
     2F4 2B/I6 None
     """
     stage, kind, n = action
     if kind is F and n % slices:
         return Need(stage, (F,), n - 1)
-    return Need(stage, INPUT_GRADIENT, n + 1) if kind in INPUT_GRADIENT and (n + 1) % slices else None
+    return (
+        Need(stage, INPUT_GRADIENT, n + 1) if kind in INPUT_GRADIENT and (n + 1) % slices else None
+    )
 
 
 def check_slices(schedule: Schedule, slices: int) -> None:
-    """Raise ScheduleError unless every rank can run its row when each microbatch is cut into so many slices: as
-    `pplab.validate`, and a stage's slices are on one rank, forwards first slice first, backwards last slice first."""
+    """Raise ScheduleError unless every rank can run its row when each microbatch is cut into so
+    many slices: as `pplab.validate`, and a stage's slices are on one rank, forwards first slice
+    first, backwards last slice first.
+    """
     validate(schedule)
     if schedule.num_microbatches % positive_int("slices", slices):
         has = f"{schedule.name} has {schedule.num_microbatches} microbatches"
@@ -116,17 +137,29 @@ def check_slices(schedule: Schedule, slices: int) -> None:
         for item in row:
             for action in parts(item):
                 need = slice_needs(action, slices)
-                if need and done.isdisjoint(Action(need.stage, kind, need.microbatch) for kind in need.kinds):
+                if need and done.isdisjoint(
+                    Action(need.stage, kind, need.microbatch) for kind in need.kinds
+                ):
                     raise _too_early(rank, action, need, slices, home[need.stage, need.microbatch])
             done.update(parts(item))
 
 
 def _too_early(rank: int, action: Action, need: Need, slices: int, home: int) -> ScheduleError:
     what = "keys and values" if action.kind is F else "gradients for its keys and values"
-    of = f"{need} has {what} that it needs: they are slices of microbatch {action.microbatch // slices}"
+    of = (
+        f"{need} has {what} that it needs: they are slices of microbatch "
+        f"{action.microbatch // slices}"
+    )
     if home != rank:
-        return ScheduleError(f"rank {rank} runs {action}, and {of}", f"put {need} on rank {rank}", rank, action)
-    return ScheduleError(f"rank {rank} runs {action} before {need}; {of}", f"move {need} in front of it", rank, action)
+        return ScheduleError(
+            f"rank {rank} runs {action}, and {of}", f"put {need} on rank {rank}", rank, action
+        )
+    return ScheduleError(
+        f"rank {rank} runs {action} before {need}; {of}",
+        f"move {need} in front of it",
+        rank,
+        action,
+    )
 
 
 def _sequences(name: str, num_slices: int, slices: int) -> int:
@@ -134,6 +167,7 @@ def _sequences(name: str, num_slices: int, slices: int) -> int:
     count, rest = divmod(num_slices, positive_int("slices", slices))
     if rest:
         raise ValueError(
-            f"{name} takes a multiple of slices = {slices} microbatches, since each counts as a slice, got {num_slices}"
+            f"{name} takes a multiple of slices = {slices} microbatches, since each counts as a "
+            f"slice, got {num_slices}"
         )
     return count

@@ -1,4 +1,6 @@
-"""A sequence cut into slices: how long each takes where attention is causal, and what ranks hold."""
+"""A sequence cut into slices: how long each takes where attention is causal, and what ranks
+hold.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,20 @@ _BY_TOKENS = [name for name in (*DURATIONS, "message") if name not in (*_BY_WORK
 
 @dataclass(frozen=True)
 class Slices:
-    """Lengths of a sequence's slices, in tokens or as shares, and how their work grows with their place.
+    """Lengths of a sequence's slices, in tokens or as shares, and how their work grows with their
+    place.
 
-    - `attention`: what share of a stage's forward of a whole sequence is attention, and of its backward: a number, or
-      one per stage. A token looks at itself and all before it, so that attention's work up to a place grows as the
-      square of the place. What isn't attention takes the same for every token, weights' gradients among it.
+    - `attention`: what share of a stage's forward of a whole sequence is attention, and of its
+      backward: a number, or one per stage. A token looks at itself and all before it, so that
+      attention's work up to a place grows as the square of the place. What isn't attention takes
+      the same for every token, weights' gradients among it.
 
-    Costs and memory are those of a whole microbatch, as anywhere else; the costs' `overhead` is every slice's.
+    Costs and memory are those of a whole microbatch, as anywhere else; the costs' `overhead` is
+    every slice's.
 
     >>> from pplab import build
-    >>> Slices.even(4).simulate(build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)).makespan
+    >>> rows = build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)
+    >>> Slices.even(4).simulate(rows).makespan
     26.25
     >>> Slices.even(4, attention=0.5).shares
     (0.15625, 0.21875, 0.28125, 0.34375)
@@ -45,7 +51,9 @@ class Slices:
     def __post_init__(self) -> None:
         lengths = per_stage("lengths", self.lengths)
         if not isinstance(lengths, tuple) or not lengths or min(lengths) <= 0:
-            raise ValueError(f"lengths must be those of the slices, each above 0, got {self.lengths!r}")
+            raise ValueError(
+                f"lengths must be those of the slices, each above 0, got {self.lengths!r}"
+            )
         accept(self, lengths=lengths, attention=per_stage("attention", self.attention, 1))
 
     @classmethod
@@ -54,9 +62,11 @@ class Slices:
         return cls((1,) * positive_int("slices", slices), attention)
 
     @classmethod
-    def balanced(cls, slices: int, attention: float, *, tokens: int | None = None, multiple: int = 1) -> Slices:
-        """Slices that take equal times: a later one is shorter. Of a sequence of so many `tokens`, lengths are rounded
-        to multiples of `multiple`, as fast kernels want them.
+    def balanced(
+        cls, slices: int, attention: float, *, tokens: int | None = None, multiple: int = 1
+    ) -> Slices:
+        """Slices that take equal times: a later one is shorter. Of a sequence of so many `tokens`,
+        lengths are rounded to multiples of `multiple`, as fast kernels want them.
 
         >>> Slices.balanced(4, attention=0.5, tokens=8192, multiple=128).lengths
         (2944, 2176, 1664, 1408)
@@ -64,7 +74,8 @@ class Slices:
         count, share = positive_int("slices", slices), number("attention", attention, 1)
         # Where w of the work is done, of (1 - a) x + a x^2:
         places = [
-            2 * w / (sqrt((1 - share) ** 2 + 4 * share * w) + 1 - share) for w in (j / count for j in range(1, count))
+            2 * w / (sqrt((1 - share) ** 2 + 4 * share * w) + 1 - share)
+            for w in (j / count for j in range(1, count))
         ]
         ends = [0, *places, 1]
         if tokens is not None:
@@ -73,7 +84,10 @@ class Slices:
                 raise ValueError(f"tokens = {tokens} isn't a multiple of {multiple}")
             ends = [multiple * round(units * end) for end in ends]
             if any(a == b for a, b in pairwise(ends)):
-                raise ValueError(f"{count} slices of {tokens} tokens leave one without {multiple} tokens: take fewer")
+                raise ValueError(
+                    f"{count} slices of {tokens} tokens leave one without {multiple} tokens: take "
+                    "fewer"
+                )
         return cls([b - a for a, b in pairwise(ends)], share)
 
     @property
@@ -83,7 +97,9 @@ class Slices:
 
     @cached_property
     def widths(self) -> tuple[float, ...]:
-        """Every slice's share of the sequence: of what its tokens hold and send, and of work without attention."""
+        """Every slice's share of the sequence: of what its tokens hold and send, and of work
+        without attention.
+        """
         return tuple(length / total(self.lengths) for length in self.lengths)
 
     @cached_property
@@ -94,31 +110,40 @@ class Slices:
 
     @property
     def shares(self) -> tuple[float, ...] | tuple[tuple[float, ...], ...]:
-        """Every slice's share of a forward's time, and of a backward's; per stage, where attention's share is."""
+        """Every slice's share of a forward's time, and of a backward's; per stage, where
+        attention's share is.
+        """
         if isinstance(self.attention, tuple):
             return tuple(self._mixed(share) for share in self.attention)
         return self._mixed(self.attention)
 
     def _mixed(self, share: float) -> tuple[float, ...]:
-        return tuple((1 - share) * w + share * t for w, t in zip(self.widths, self.triangles, strict=True))
+        return tuple(
+            (1 - share) * w + share * t for w, t in zip(self.widths, self.triangles, strict=True)
+        )
 
     def check(self, schedule: Schedule) -> None:
-        """Raise ScheduleError unless the schedule can run with as many slices: see `check_slices`."""
+        """Raise ScheduleError unless the schedule can run with as many slices: see
+        `check_slices`.
+        """
         expect(Schedule, schedule=schedule)
         check_slices(schedule, self.count)
         check_length("attention", self.attention, schedule.num_stages)
         if schedule.columns.overlaps:
             raise ScheduleError(
-                f"{schedule.name} runs two actions at once, and how long two slices take together isn't known",
+                f"{schedule.name} runs two actions at once, and how long two slices take together "
+                "isn't known",
                 "take a schedule without overlaps",
             )
 
     def costs(self, schedule: Schedule, costs: Costs | None = None) -> Costs:
-        """From costs of whole microbatches, those of a schedule's slices: for `pplab.simulate` and `lab.Pace`.
+        """From costs of whole microbatches, those of a schedule's slices: for `pplab.simulate` and
+        `lab.Pace`.
 
-        A slice's message is as large as its share of the tokens, and its input gradient takes what its weights'
-        gradients leave of its share of the whole backward: all of attention's is in it. ValueError where that would be
-        more than the input gradient takes, and for costs that don't fit; ScheduleError as `check`.
+        A slice's message is as large as its share of the tokens, and its input gradient takes what
+        its weights' gradients leave of its share of the whole backward: all of attention's is in
+        it. ValueError where that would be more than the input gradient takes, and for costs that
+        don't fit; ScheduleError as `check`.
         """
         costs = Costs() if costs is None else costs
         expect(Costs, costs=costs)
@@ -126,40 +151,49 @@ class Slices:
         costs.check(schedule.num_stages, schedule.num_ranks)
         times, found = schedule.num_microbatches // self.count, defaultdict(list)
         for stage in range(schedule.num_stages):
-            each_takes = {name: of_stage(getattr(costs, name), stage) for name in (*DURATIONS, "message")}
+            each_takes = {
+                name: of_stage(getattr(costs, name), stage) for name in (*DURATIONS, "message")
+            }
             inputs, weights = each_takes["backward_input"], each_takes["backward_weight"]
             whole, share = inputs + weights, of_stage(self.attention, stage)
             if I in schedule.columns.kinds and share * whole > inputs * (1 + 1e-9):
                 raise ValueError(
-                    f"attention's share of stage {stage}'s backward, {share:g} of {whole:g}, is more than "
+                    f"attention's share of stage {stage}'s backward, {share:g} of {whole:g}, is "
+                    "more than "
                     f"its input gradient takes, {inputs:g}: weights' gradients have no attention"
                 )
             if costs.backward is None:
                 each_takes["backward"] = whole
             parts = self._mixed(share)
             each = zip(parts, self.widths, strict=True)
-            found["backward_input"].append([max(0, whole * part - weights * width) for part, width in each] * times)
+            found["backward_input"].append(
+                [max(0, whole * part - weights * width) for part, width in each] * times
+            )
             for names, shares in ((_BY_WORK, parts), (_BY_TOKENS, self.widths)):
                 for name in names:
                     found[name].append([each_takes[name] * one for one in shares] * times)
         return replace(costs, **found)
 
     def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Timeline:
-        """Predict the timeline of a schedule of slices, whose whole microbatches have these `costs`.
+        """Predict the timeline of a schedule of slices, whose whole microbatches have these
+        `costs`.
 
-        Raises ScheduleError for a schedule that can't run with as many slices, ValueError for costs that don't fit.
+        Raises ScheduleError for a schedule that can't run with as many slices, ValueError for costs
+        that don't fit.
         """
         return simulate(schedule, self.costs(schedule, costs))
 
     def memory(self, memory: Memory | None = None, carried: PerStage = 0) -> Memory:
-        """What slices hold, from what whole microbatches do: for `Schedule.peak_held`, `validate`, `memory_chart`.
+        """What slices hold, from what whole microbatches do: for `Schedule.peak_held`, `validate`,
+        `memory_chart`.
 
-        A slice holds its share of the tokens, its keys and values included. `carried` is what the gradients of a
-        stage's keys and values take, of a whole microbatch: the last slice's backward makes those of all before it,
-        and each of their backwards uses up its own.
+        A slice holds its share of the tokens, its keys and values included. `carried` is what the
+        gradients of a stage's keys and values take, of a whole microbatch: the last slice's
+        backward makes those of all before it, and each of their backwards uses up its own.
 
         >>> from pplab import build
-        >>> build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4).peak_held(Slices.even(4).memory())
+        >>> rows = build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)
+        >>> rows.peak_held(Slices.even(4).memory())
         (1.75, 1.5, 1.25, 1.0)
         """
         memory = memory or Memory()

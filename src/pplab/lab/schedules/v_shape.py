@@ -48,7 +48,9 @@ def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
     Built for at least 2P-1 microbatches; what it holds beyond M is left out, as torch does.
     """
     P, enough = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
-    return [[a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)]
+    return [
+        [a for a in _row(rank, P, enough) if a.microbatch < num_microbatches] for rank in range(P)
+    ]
 
 
 # Three ranks, six microbatches, F = I = W: F I W are of the stage on the way down, f i w of the one

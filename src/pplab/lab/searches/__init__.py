@@ -1,6 +1,8 @@
-"""How good a schedule can get: a bound that no order undercuts, a proof by a solver, a search, and what they recorded.
+"""How good a schedule can get: a bound that no order undercuts, a proof by a solver, a search, and
+what they recorded.
 
-Chapters 8 and 10 use it. A problem is stated once (`Problem`); what is called optimal is proved for it.
+Chapters 8 and 10 use it. A problem is stated once (`Problem`); what is called optimal is proved for
+it.
 """
 
 from ...optional import lazily

@@ -1,28 +1,33 @@
 """Closed-form lower bounds: what no order of a `lab.Problem` can beat, whatever it does.
 
-For a rank, A is when its first I starts (where backwards are whole, its first B), and C when its last one ends. Between
-the two it has all its work to do but for the forwards before A and the weight gradients after C:
+For a rank, A is when its first I starts (where backwards are whole, its first B), and C when its
+last one ends. Between the two it has all its work to do but for the forwards before A and the
+weight gradients after C:
 
     makespan >= A + (work - forwards before A - weight gradients after C) + what has to come after C
 
-- **Head.** Its first forward starts once a microbatch has come down to its lowest stage, and the forwards before A come
-  after that: A >= head + forwards before A.
-- **Memory holds the first I back.** A isn't before a microbatch has been down to the last stage and back, and until
-  then the rank runs forwards alone, no more than it can hold. With less room than the round trip is long, it waits.
-- **Tail.** Its last I is of its lowest stage. Then come an I of every stage below, up the pipeline, and stage 0's W;
-  beside these run the weight gradients that the rank has put off, no more than it can hold.
+- **Head.** Its first forward starts once a microbatch has come down to its lowest stage, and the
+  forwards before A come after that: A >= head + forwards before A.
+- **Memory holds the first I back.** A isn't before a microbatch has been down to the last stage and
+  back, and until then the rank runs forwards alone, no more than it can hold. With less room than
+  the round trip is long, it waits.
+- **Tail.** Its last I is of its lowest stage. Then come an I of every stage below, up the pipeline,
+  and stage 0's W; beside these run the weight gradients that the rank has put off, no more than it
+  can hold.
 
-So makespan >= work + max(head, round trip - forwards that it can hold) + max(0, tail - weight gradients that it can
-hold). A whole backward puts nothing off: its tail is B's, in full.
+So makespan >= work + max(head, round trip - forwards that it can hold) + max(0, tail - weight
+gradients that it can hold). A whole backward puts nothing off: its tail is B's, in full.
 
-- **Turns.** Let room be for k activations of a stage, and H be the least time that one is held: down, back, and I and
-  W. Number a stage's actions of a kind in order of time (`lab.constraints` says why nothing is lost when these numbers
-  are the microbatches'). Forward j + k waits for the release of activation j, so it starts at least H after forward j.
-  And forward j + k + i starts at least H + i (F + I + W) after it: between the start of I j and that forward lie I's
-  and W's j to j + i and forwards j + k to j + k + i - 1, of which H has one I and one W. So of n forwards the last one
-  starts, for every a >= 1 with a k < n, at least a H + (n - 1 - a k) (F + I + W) after the first; then its H begins.
-- **Area.** What a rank holds, summed over time, is at least each activation's size times how long it is held, and at
-  most its room times its span.
+- **Turns.** Let room be for k activations of a stage, and H be the least time that one is held:
+  down, back, and I and W. Number a stage's actions of a kind in order of time (`lab.constraints`
+  says why nothing is lost when these numbers are the microbatches'). Forward j + k waits for the
+  release of activation j, so it starts at least H after forward j. And forward j + k + i starts at
+  least H + i (F + I + W) after it: between the start of I j and that forward lie I's and W's j to j
+  + i and forwards j + k to j + k + i - 1, of which H has one I and one W. So of n forwards the last
+  one starts, for every a >= 1 with a k < n, at least a H + (n - 1 - a k) (F + I + W) after the
+  first; then its H begins.
+- **Area.** What a rank holds, summed over time, is at least each activation's size times how long
+  it is held, and at most its room times its span.
 """
 
 from __future__ import annotations
@@ -71,7 +76,11 @@ class _Rank:
     @property
     def ways(self) -> list[tuple[Stream, tuple[int, ...]]]:
         """The streams that come by, and the stages that they have here."""
-        return [(stream, stream.of(self.rank)) for stream in self.problem.streams if stream.of(self.rank)]
+        return [
+            (stream, stream.of(self.rank))
+            for stream in self.problem.streams
+            if stream.of(self.rank)
+        ]
 
     @property
     def counts(self) -> dict[int, int]:
@@ -81,7 +90,9 @@ class _Rank:
     @property
     def work(self) -> float:
         p = self.problem
-        return sum(n * sum(p.takes(kind, stage) for kind in p.kinds) for stage, n in self.counts.items())
+        return sum(
+            n * sum(p.takes(kind, stage) for kind in p.kinds) for stage, n in self.counts.items()
+        )
 
     @property
     def head(self) -> float:
@@ -91,8 +102,13 @@ class _Rank:
     @property
     def returns(self) -> float:
         """Until its first I."""
-        trips = ((stream, down(self.problem, stream, 0, stages[0]), stages) for stream, stages in self.ways)
-        return min(head + round_trip(self.problem, stream, stages) for stream, head, stages in trips)
+        trips = (
+            (stream, down(self.problem, stream, 0, stages[0]), stages)
+            for stream, stages in self.ways
+        )
+        return min(
+            head + round_trip(self.problem, stream, stages) for stream, head, stages in trips
+        )
 
     @property
     def tail(self) -> float:
@@ -103,7 +119,10 @@ class _Rank:
     def forwards_held(self) -> float:
         """The most time in forwards before its first I."""
         room, memory = self.problem.room(self.rank), self.problem.memory
-        return most((self.problem.takes(F, s), of_stage(memory.activation, s), n, room) for s, n in self.counts.items())
+        return most(
+            (self.problem.takes(F, s), of_stage(memory.activation, s), n, room)
+            for s, n in self.counts.items()
+        )
 
     @property
     def weights_held(self) -> float:
@@ -114,7 +133,10 @@ class _Rank:
         changes = {stage: p.memory.changes(stage) for stage in self.counts}
         for _, (lowest, *_) in self.ways:
             left = p.room(self.rank) - changes[lowest][F][0] - changes[lowest][p.kinds[1]][0]
-            others = ((p.takes(W, s), -changes[s][W][1], n - (s == lowest), left) for s, n in self.counts.items())
+            others = (
+                (p.takes(W, s), -changes[s][W][1], n - (s == lowest), left)
+                for s, n in self.counts.items()
+            )
             found = max(found, p.takes(W, lowest) + most(others))
         return found
 
@@ -125,7 +147,9 @@ def _floors(problem: Problem) -> Iterator[Floor]:
         head = at.head
         waits = max(0, at.returns - at.forwards_held - head)
         tail = max(0, at.tail - at.weights_held)
-        why = " and ".join(["work", *["the round trip in that memory"] * (waits > 0), *["tail"] * (tail > 0)])
+        why = " and ".join(
+            ["work", *["the round trip in that memory"] * (waits > 0), *["tail"] * (tail > 0)]
+        )
         yield Floor(head + at.work + waits + tail, rank, why)
         if problem.limit is not None:
             yield from (Floor(head + floor, rank, why) for floor, why in _held_in_turns(at))
@@ -139,14 +163,21 @@ def _held_in_turns(at: _Rank) -> Iterator[tuple[float, str]]:
         n = len(stream.microbatches)
         for stage in stages:
             size, kept = of_stage(memory.activation, stage), -memory.changes(stage)[W][1]
-            held, weight = lifespan(problem, stream, stage), problem.takes(W, stage) if problem.split else 0
+            held, weight = (
+                lifespan(problem, stream, stage),
+                problem.takes(W, stage) if problem.split else 0,
+            )
             area += n * (size * held + kept * weight)
             if size * n > room:
-                k, weight_too = int(room / size * (1 + 1e-12)), weight * (kept >= size)  # else I is the release
+                # else I is the release
+                k, weight_too = int(room / size * (1 + 1e-12)), weight * (kept >= size)
                 work = problem.takes(F, stage) + problem.takes(problem.kinds[1], stage) + weight_too
                 for a in (1, (n - 1) // k):  # in between lies nothing higher
                     last = a * (held + weight_too) + (n - 1 - a * k) * work
-                    yield last + held + max(up(problem, stream, stage), weight), "turns in that memory"
+                    yield (
+                        last + held + max(up(problem, stream, stage), weight),
+                        "turns in that memory",
+                    )
     if area:
         yield area / room, "what is held, over time"
 
@@ -165,18 +196,26 @@ def up(problem: Problem, stream: Stream, stage: int) -> float:
 
 def round_trip(problem: Problem, stream: Stream, stages: tuple[int, ...]) -> float:
     """From the start of the lowest stage's forward to the start of the highest one's I."""
-    return lifespan(problem, stream, stages[0], stages[-1]) - problem.takes(problem.kinds[1], stages[-1])
+    return lifespan(problem, stream, stages[0], stages[-1]) - problem.takes(
+        problem.kinds[1], stages[-1]
+    )
 
 
 def lifespan(problem: Problem, stream: Stream, stage: int, end: int | None = None) -> float:
-    """From the start of a stage's forward to the end of its I or B, or of that of the stage `end`."""
+    """From the start of a stage's forward to the end of its I or B, or of that of the stage
+    `end`.
+    """
     last, end, kind = problem.num_stages - 1, stage if end is None else end, problem.kinds[1]
-    back = sum(problem.takes(kind, s) + problem.lag(stream, kind, s) * (s > end) for s in range(end, last + 1))
+    back = sum(
+        problem.takes(kind, s) + problem.lag(stream, kind, s) * (s > end)
+        for s in range(end, last + 1)
+    )
     return down(problem, stream, stage, last) + problem.takes(F, last) + back
 
 
 def most(items: Iterable[tuple[float, float, int, float]]) -> float:
-    """The most time that fits: of each (time, size, how many there are, room), best use of the room first.
+    """The most time that fits: of each (time, size, how many there are, room), best use of the room
+    first.
 
     A part of the last one counts, too, where sizes differ: a bound, not a packing.
     """

@@ -1,10 +1,11 @@
 """A `lab.Problem` as CP-SAT takes it: start times in integers, and what has to hold for them.
 
-Microbatches of one stream are alike, so each stage may take them in order, whatever the kind of action: that loses
-nothing. For take any order, and for every stage and kind let the j-th action in time be of microbatch j. Ranks are
-busy, and hold what they held, at the same times as before. And nothing comes too early: if of every microbatch y starts
-at least d after x ended, then so does the j-th y after the j-th x, since j of the y's, and the x's that belong to them,
-come no later than the j-th y. The proof holds for the forwards of two neighbouring stages, for the I's, and on a stage
+Microbatches of one stream are alike, so each stage may take them in order, whatever the kind of
+action: that loses nothing. For take any order, and for every stage and kind let the j-th action in
+time be of microbatch j. Ranks are busy, and hold what they held, at the same times as before. And
+nothing comes too early: if of every microbatch y starts at least d after x ended, then so does the
+j-th y after the j-th x, since j of the y's, and the x's that belong to them, come no later than the
+j-th y. The proof holds for the forwards of two neighbouring stages, for the I's, and on a stage
 from F to I to W.
 """
 
@@ -31,11 +32,13 @@ FINEST = 10**7  # parts of the longest duration, if times have to be rounded
 FEW = 4  # parts of the longest duration, where the solver finds orders easily
 MOST_TICKS = 2**40  # of all durations together: beyond, sums get too large for the solver
 
-Chain = tuple[int, Kind, int]  # what a stage does with the microbatches of a stream, one after the other
+# what a stage does with the microbatches of a stream, one after the other
+Chain = tuple[int, Kind, int]
 
 
 class Scale:
-    """Times as integers: exactly, as multiples of the largest unit that divides all of them, or rounded down.
+    """Times as integers: exactly, as multiples of the largest unit that divides all of them, or
+    rounded down.
 
     >>> scale = Scale([18.522, 9.337, 0.601])
     >>> scale(0.601), scale.back(601), scale.exact
@@ -66,7 +69,9 @@ class Scale:
 
 
 class Coarse:
-    """Times in a few units, to the nearest one: for a first order, which then begins the search in exact times."""
+    """Times in a few units, to the nearest one: for a first order, which then begins the search in
+    exact times.
+    """
 
     def __init__(self, scale: Scale):
         self.unit = scale.longest / FEW
@@ -79,25 +84,39 @@ def scale_of(problem: Problem) -> Scale:
     """A unit for all times of a problem."""
     stages = range(problem.num_stages)
     times = [problem.takes(kind, s) for kind in problem.kinds for s in stages]
-    times += [problem.lag(stream, kind, s) for stream in problem.streams for kind in problem.kinds[:2] for s in stages]
+    times += [
+        problem.lag(stream, kind, s)
+        for stream in problem.streams
+        for kind in problem.kinds[:2]
+        for s in stages
+    ]
     return Scale(times * problem.num_microbatches)
 
 
 class Model:
-    """Start times as variables, and what has to hold for them. `known` is an order that solves the problem."""
+    """Start times as variables, and what has to hold for them. `known` is an order that solves the
+    problem.
+    """
 
     def __init__(self, model: CpModel, problem: Problem, scale: Scale | Coarse, known: Schedule):
         self.model, self.problem = model, problem
         stages, streams = range(problem.num_stages), problem.streams
-        self.ticks = {(kind, s): scale(problem.takes(kind, s)) for kind in problem.kinds for s in stages}
+        self.ticks = {
+            (kind, s): scale(problem.takes(kind, s)) for kind in problem.kinds for s in stages
+        }
         self.lags = {
             (t, kind, s): scale(problem.lag(stream, kind, s)) if kind is not W else 0
             for t, stream in enumerate(streams)
             for kind, s in self.ticks
         }
         hint = self._hint(known)
-        self.longest = sum(len(times) * (self.ticks[chain[1:]] + self.lags[chain]) for chain, times in hint.items())
-        self.starts = {chain: [model.new_int_var(0, self.longest, "") for _ in times] for chain, times in hint.items()}
+        self.longest = sum(
+            len(times) * (self.ticks[chain[1:]] + self.lags[chain]) for chain, times in hint.items()
+        )
+        self.starts = {
+            chain: [model.new_int_var(0, self.longest, "") for _ in times]
+            for chain, times in hint.items()
+        }
         for chain, times in hint.items():
             for start, time in zip(self.starts[chain], times, strict=True):
                 model.add_hint(start, time)
@@ -110,7 +129,12 @@ class Model:
         """When a schedule starts each stage's actions of a kind, in order of time."""
         streams = self.problem.streams
         stream_of = {m: t for t, stream in enumerate(streams) for m in stream.microbatches}
-        entries = zip(schedule.columns.microbatches, schedule.columns.kinds, schedule.columns.stages, strict=True)
+        entries = zip(
+            schedule.columns.microbatches,
+            schedule.columns.kinds,
+            schedule.columns.stages,
+            strict=True,
+        )
         chains = [(stream_of[m], kind, stage) for m, kind, stage in entries]
         rows, needs = schedule.graph.turns
         lags = [0 if need is None else self.lags[chains[need]] for need in needs]
@@ -125,7 +149,9 @@ class Model:
 
     def _of(self, rank: int) -> list[tuple[int, int]]:
         """The streams and their stages that a rank has."""
-        return [(t, stage) for t, stream in enumerate(self.problem.streams) for stage in stream.of(rank)]
+        return [
+            (t, stage) for t, stream in enumerate(self.problem.streams) for stage in stream.of(rank)
+        ]
 
     def schedule(self, solver: CpSolver) -> Schedule:
         """The rows that the solver found."""
@@ -134,7 +160,9 @@ class Model:
         for (t, kind, stage), starts in self.starts.items():
             for m, start in zip(streams[t].microbatches, starts, strict=True):
                 at = solver.value(start)
-                timed[streams[t].ranks[stage]].append((at, at + self.ticks[kind, stage], Action(stage, kind, m)))
+                timed[streams[t].ranks[stage]].append(
+                    (at, at + self.ticks[kind, stage], Action(stage, kind, m))
+                )
         return Schedule([[action for *_, action in sorted(row)] for row in timed], "optimum")
 
     def _precede(self) -> None:
@@ -164,8 +192,9 @@ class Model:
         )
 
     def _remember(self, rank: int) -> None:
-        """A rank holds no more than it may: an activation from F to the end of I or B, what W needs from there to its
-        end, and what I or B needs on top while it runs."""
+        """A rank holds no more than it may: an activation from F to the end of I or B, what W needs
+        from there to its end, and what I or B needs on top while it runs.
+        """
         problem, (_, back, *_) = self.problem, self.problem.kinds
         if problem.room(rank) == inf:
             return
@@ -176,39 +205,50 @@ class Model:
         scale = Scale([size for each in sizes.values() for size in each])
         if not scale.exact:
             raise ValueError(
-                f"the sizes of rank {rank} have no common unit: give memory in whole numbers, such as bytes"
+                f"the sizes of rank {rank} have no common unit: give memory in whole numbers, such "
+                "as bytes"
             )
         room = int(Fraction(repr(problem.room(rank))) / scale.unit)
         self._cap(rank, {s: tuple(map(scale, each)) for s, each in sizes.items()}, room)
 
     def _cap(self, rank: int, sizes: dict[int, tuple[int, int, int]], room: int) -> None:
-        """That room as constraints, given what each stage holds until I or B, on top meanwhile, and until W."""
+        """That room as constraints, given what each stage holds until I or B, on top meanwhile, and
+        until W.
+        """
         (_, back, *_), last = self.problem.kinds, self.problem.kinds[-1]
         holdings: list[tuple[IntervalVar, int]] = []
         in_turns = len(self._of(rank)) == 1
         for t, s in self._of(rank):
             (whole, on_top, kept), forwards = sizes[s], self.starts[t, F, s]
-            whole_way = not on_top and kept == whole * self.problem.split  # one size from F to the last end
+            # one size from F to the last end
+            whole_way = not on_top and kept == whole * self.problem.split
             release = (t, last if whole_way else back, s)
             in_turns = in_turns and whole_way
-            if whole:  # forward j + k waits until j's activation is released: it follows, and helps the solver
+            # forward j + k waits until j's activation is released: it follows, and helps the solver
+            if whole:
                 for j, start in enumerate(forwards[room // whole :]):
                     self.model.add(start >= self._end(release, j))
             for j, start in enumerate(forwards):
                 middle = self._end((t, back, s), j)
                 parts = [(start, self._end(release, j), whole)]
                 if not whole_way:
-                    parts += [(self.starts[t, back, s][j], middle, on_top), (middle, self._end((t, last, s), j), kept)]
+                    parts += [
+                        (self.starts[t, back, s][j], middle, on_top),
+                        (middle, self._end((t, last, s), j), kept),
+                    ]
                 holdings += [(self._between(*ends), size) for *ends, size in parts if size]
         if holdings and not in_turns:  # with one stage in one size, the turns say it all
             self.model.add_cumulative(*zip(*holdings, strict=True), room)
 
     def _between(self, start: LinearExpr, end: LinearExpr) -> IntervalVar:
-        return self.model.new_interval_var(start, self.model.new_int_var(0, self.longest, ""), end, "")
+        return self.model.new_interval_var(
+            start, self.model.new_int_var(0, self.longest, ""), end, ""
+        )
 
     def minimise(self, lowest: int) -> None:
-        """The makespan, at least `lowest`. The known order is a hint and no constraint: told to stay below it, the
-        solver finds longer orders, and those later."""
+        """The makespan, at least `lowest`. The known order is a hint and no constraint: told to
+        stay below it, the solver finds longer orders, and those later.
+        """
         last = self.problem.kinds[-1]
         aim = self.model.new_int_var(lowest, self.longest, "")
         for rank in range(self.problem.num_ranks):

@@ -39,8 +39,8 @@ class Optimum:
     - `timeline`: of the order, as `pplab.simulate` has it; its schedule is `timeline.schedule`.
     - `value`: its makespan.
     - `bound`: no order of the problem is shorter.
-    - `exact`: whether times are whole multiples of some unit that isn't too fine for the solver; else it was given
-      times that are rounded down, and the bound is by up to a millionth too low.
+    - `exact`: whether times are whole multiples of some unit that isn't too fine for the solver;
+      else it was given times that are rounded down, and the bound is by up to a millionth too low.
     - `floor`: the closed-form bound, for comparison.
     - `interrupted`: whether Ctrl-C ended the search.
     """
@@ -61,7 +61,9 @@ class Optimum:
 
     @property
     def gap(self) -> float:
-        """How much longer the order is than the bound, as a share of the bound. 0 when it is proved."""
+        """How much longer the order is than the bound, as a share of the bound. 0 when it is
+        proved.
+        """
         return 0.0 if self.proved else self.value / self.bound - 1
 
     @property
@@ -70,7 +72,11 @@ class Optimum:
         return self.value <= self.bound * (1 + CLOSE)
 
     def __repr__(self) -> str:
-        said = "proved: no order is shorter" if self.proved else f"not below {self.bound:g}, a gap of {self.gap:.1%}"
+        said = (
+            "proved: no order is shorter"
+            if self.proved
+            else f"not below {self.bound:g}, a gap of {self.gap:.1%}"
+        )
         return f"<Optimum makespan {self.value:g}, {said}>"
 
 
@@ -85,12 +91,14 @@ def optimum(
 ) -> Optimum:
     """Look for the order with the least makespan, and prove that it is.
 
-    It begins with the best of `start` and of the published schedules that stay within the problem's limit, and with
-    the closed-form bound, `lab.floor`. Where these meet there is nothing to look for; else CP-SAT searches and proves,
-    on as many `workers` as there are cores by default, until it is done, or `time_limit` seconds are over, or Ctrl-C is
-    pressed: then the result has the best order so far, the best bound, and their gap. `use_floor=False` leaves the
-    closed form out, so that the solver proves all by itself. `on_progress` is called with every better order, and with
-    every better bound. Several workers race, so which of several shortest orders is found differs from run to run.
+    It begins with the best of `start` and of the published schedules that stay within the problem's
+    limit, and with the closed-form bound, `lab.floor`. Where these meet there is nothing to look
+    for; else CP-SAT searches and proves, on as many `workers` as there are cores by default, until
+    it is done, or `time_limit` seconds are over, or Ctrl-C is pressed: then the result has the best
+    order so far, the best bound, and their gap. `use_floor=False` leaves the closed form out, so
+    that the solver proves all by itself. `on_progress` is called with every better order, and with
+    every better bound. Several workers race, so which of several shortest orders is found differs
+    from run to run.
 
     Needs OR-Tools (`pip install 'pplab[prove]'`).
 
@@ -132,15 +140,19 @@ class _Search:
     def is_over(self) -> bool:
         return self.best.makespan <= self.bound * (1 + CLOSE)
 
-    def run(self, until: float, workers: int, on_progress: Callable[[BestSoFar], None] | None) -> None:
+    def run(
+        self, until: float, workers: int, on_progress: Callable[[BestSoFar], None] | None
+    ) -> None:
         """Let the solver look for a better order, and take what it finds.
 
-        Where times are fine, it first solves the problem in coarse ones, for a third of the time: it finds good
-        orders sooner there, and the best of them is where it begins.
+        Where times are fine, it first solves the problem in coarse ones, for a third of the time:
+        it finds good orders sooner there, and the best of them is where it begins.
         """
         began = time.perf_counter()
         if self.scale.longest > 2 * FEW * self.scale.unit:
-            coarse, solver = self._solve(Coarse(self.scale), 0, began + (until - began) / 3, workers, None)
+            coarse, solver = self._solve(
+                Coarse(self.scale), 0, began + (until - began) / 3, workers, None
+            )
             if coarse and not self.interrupted:
                 self._keep(simulate(coarse.schedule(solver), self.problem.costs))
         if not self.interrupted and not self.is_over:
@@ -151,9 +163,16 @@ class _Search:
                 self._take(model.schedule(solver), self.scale.back(round(solver.objective_value)))
 
     def _solve(
-        self, scale: Scale | Coarse, lowest: int, until: float, workers: int, tell: CpSolverSolutionCallback | None
+        self,
+        scale: Scale | Coarse,
+        lowest: int,
+        until: float,
+        workers: int,
+        tell: CpSolverSolutionCallback | None,
     ) -> tuple[Model | None, CpSolver]:
-        """A model and the solver that has its best order; None in place of the model if there is none."""
+        """A model and the solver that has its best order; None in place of the model if there is
+        none.
+        """
         cp_model = constraint_solver()
         model = Model(cp_model.CpModel(), self.problem, scale, self.best.schedule)
         model.minimise(lowest)
@@ -164,13 +183,17 @@ class _Search:
             solver.best_bound_callback = tell.on_bound
         with _interrupts(solver):
             status = solver.solve(model.model, tell)
-        assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN), solver.status_name()
+        assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE, cp_model.UNKNOWN), (
+            solver.status_name()
+        )
         limit = solver.parameters.max_time_in_seconds
         spent = solver.wall_time >= limit - max(0.2 * limit, 0.1)  # it may end a little early
         self.interrupted = status != cp_model.OPTIMAL and not spent
         return (None if status == cp_model.UNKNOWN else model), solver
 
-    def _telling(self, began: float, on_progress: Callable[[BestSoFar], None]) -> CpSolverSolutionCallback:
+    def _telling(
+        self, began: float, on_progress: Callable[[BestSoFar], None]
+    ) -> CpSolverSolutionCallback:
         back, now = self.scale.back, time.perf_counter
 
         class Telling(constraint_solver().CpSolverSolutionCallback):
@@ -186,7 +209,9 @@ class _Search:
         return Telling()
 
     def _take(self, schedule: Schedule, claimed: float) -> None:
-        """Keep the solver's order if it is the better one: it takes what was claimed, and holds what it may."""
+        """Keep the solver's order if it is the better one: it takes what was claimed, and holds
+        what it may.
+        """
         found = simulate(schedule, self.problem.costs)
         value = found.makespan
         assert self.problem.fits(schedule), "the solver's order is above the limit"
@@ -200,8 +225,10 @@ class _Search:
 
 @contextmanager
 def _interrupts(solver: CpSolver) -> Iterator[None]:
-    """While it runs, the solver answers Ctrl-C itself, by ending. Afterwards it would leave the signal without Python's
-    handler, so that the next Ctrl-C killed the process. In another thread than the main one it leaves signals alone."""
+    """While it runs, the solver answers Ctrl-C itself, by ending. Afterwards it would leave the
+    signal without Python's handler, so that the next Ctrl-C killed the process. In another thread
+    than the main one it leaves signals alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         solver.parameters.catch_sigint_signal = False
         yield

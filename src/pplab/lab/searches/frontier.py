@@ -1,4 +1,5 @@
-"""Time against memory: every published schedule, the best orders that were found, and how short one can be at all.
+"""Time against memory: every published schedule, the best orders that were found, and how short one
+can be at all.
 
 `make frontier` records it in `results/`, and `frontiers` reads that.
 """
@@ -35,7 +36,8 @@ class Point:
     split: bool = True
     rows: tuple[str, ...] = ()
     seconds: float = 0  # of a processor, that it has had
-    progress: tuple[tuple[float, float, float], ...] = ()  # after so many: the best order so far, and the bound
+    # after so many: the best order so far, and the bound
+    progress: tuple[tuple[float, float, float], ...] = ()
 
     @property
     def schedule(self) -> Schedule:
@@ -67,8 +69,9 @@ class Frontier:
         return tuple(point for point in self.points if point.limit is not None)
 
     def beaten(self) -> tuple[tuple[Point, Point], ...]:
-        """Every published schedule that some found order beats, with the shortest one of the same placement that holds
-        no more. Both are whole, or both split."""
+        """Every published schedule that some found order beats, with the shortest one of the same
+        placement that holds no more. Both are whole, or both split.
+        """
         pairs = []
         for point in self.published:
             others = (
@@ -84,25 +87,33 @@ class Frontier:
 
     def timelines(self) -> dict[Point, Timeline]:
         """Every point's order at the setting's times."""
-        return {point: simulate(point.schedule, self.costs[point.placement]) for point in self.points}
+        return {
+            point: simulate(point.schedule, self.costs[point.placement]) for point in self.points
+        }
 
 
 def frontiers(folder: Path | str | None = None) -> dict[str, Frontier]:
-    """What `make frontier` has recorded, by name; of the repository's `results` when no folder is named.
+    """What `make frontier` has recorded, by name; of the repository's `results` when no folder is
+    named.
 
-    FileNotFoundError where there is none."""
+    FileNotFoundError where there is none.
+    """
     found = {}
     for recording in load(folder):
         if recording.data["command"] == COMMAND:
             for part in recording.data["parts"]:
                 points = tuple(_point(row) for row in part["rows"])
-                about = {key: part[key] for key in ("title", "num_ranks", "num_microbatches", "unit", "held_in")}
+                about = {
+                    key: part[key]
+                    for key in ("title", "num_ranks", "num_microbatches", "unit", "held_in")
+                }
                 costs = {placement: _costs(said) for placement, said in part["costs"].items()}
                 found[part["name"]] = Frontier(part["name"], points=points, costs=costs, **about)
     if not found:
         where = folder or "a folder `results` here or above"
         raise FileNotFoundError(
-            f"no recording of `{COMMAND}` in {where}: name the repository's `results`, or record one"
+            f"no recording of `{COMMAND}` in {where}: name the repository's `results`, or record "
+            "one"
         )
     return found
 

@@ -1,4 +1,6 @@
-"""Rows that grow by running them: whenever a rank is free it takes what its policy prefers and the memory allows."""
+"""Rows that grow by running them: whenever a rank is free it takes what its policy prefers and the
+memory allows.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ class Policy(NamedTuple):
     """What a rank prefers while its row grows."""
 
     warmup: int  # forwards before the first input gradient, at most
-    delay: int  # weight gradients that wait before one is run after an input gradient, gap or no gap
-    alternate: bool  # when both could run: a forward after an input gradient; else always the input gradient
+    # weight gradients that wait before one is run after an input gradient, gap or no gap
+    delay: int
+    # when both could run: a forward after an input gradient; else always the input gradient
+    alternate: bool
     least_gap: float  # the shortest gap that a weight gradient fills, as a share of its duration
     eager: bool  # whether it fills a gap whose end isn't known yet
 
@@ -26,20 +30,31 @@ class Policy(NamedTuple):
 def policies(problem: NumberedProblem) -> Iterator[list[Policy]]:
     """One policy per rank, in some hundred ways that differ.
 
-    With one stage per rank the warm-ups are ZB-H1's, ZB-H2's and one forward more. A W waits for `delay` further I's
-    per rank above, one in ZB-H1 and two in ZB-H2; with M it always waits for a gap. With several stages per rank the
-    warm-ups are the loop's and as many as the memory allows, and a W waits as long on all ranks.
+    With one stage per rank the warm-ups are ZB-H1's, ZB-H2's and one forward more. A W waits for
+    `delay` further I's per rank above, one in ZB-H1 and two in ZB-H2; with M it always waits for a
+    gap. With several stages per rank the warm-ups are the loop's and as many as the memory allows,
+    and a W waits as long on all ranks.
     """
     P, V, M, seen = problem.num_ranks, problem.stages_per_rank, problem.num_microbatches, set()
     if V == 1:
-        warmups = ([P - r for r in range(P)], [2 * (P - r) - 1 for r in range(P)], [2 * (P - r) for r in range(P)])
-        steps, rests = (0, 1, 2, 3, 4, M), (*product((False, True), (0, 0.25, 0.5, 1), (False, True)),)
+        warmups = (
+            [P - r for r in range(P)],
+            [2 * (P - r) - 1 for r in range(P)],
+            [2 * (P - r) for r in range(P)],
+        )
+        steps, rests = (
+            (0, 1, 2, 3, 4, M),
+            (*product((False, True), (0, 0.25, 0.5, 1), (False, True)),),
+        )
     else:
         warmups = ([2 * (P - r) + (V - 1) * P - 1 for r in range(P)], [V * M] * P)
         steps, rests = (0, 2, 3, 4, M), (*product((False, True), (0, 1), (True,)),)
     most = problem.most_held  # where a number no longer limits anything, policies are the same
     for warmup, step in product(warmups, steps):
-        limited = [max(min(w, most), V) for w in warmup], [min(step * (r if V == 1 else 1), most) for r in range(P)]
+        limited = (
+            [max(min(w, most), V) for w in warmup],
+            [min(step * (r if V == 1 else 1), most) for r in range(P)],
+        )
         if str(limited) not in seen:
             seen.add(str(limited))
             for rest in rests:
@@ -63,7 +78,9 @@ class _Growing:
 class _Growth:
     """Rows that grow together: of every stage, what has arrived and how much of it is done."""
 
-    def __init__(self, problem: NumberedProblem, policies: Sequence[Policy], deepest: tuple[bool, bool]) -> None:
+    def __init__(
+        self, problem: NumberedProblem, policies: Sequence[Policy], deepest: tuple[bool, bool]
+    ) -> None:
         self.problem, self.ranks = problem, [_Growing(policy) for policy in policies]
         placement, stages = problem.placement, range(len(problem.placement))
         self.forward_order = [own[::-1] if deepest[0] else own for own in problem.stages]
@@ -73,7 +90,8 @@ class _Growth:
         self.forward_at: list[list[float]] = [[] for _ in stages]  # when a forward's input is there
         self.forward_at[0] = [0] * problem.num_microbatches
         self.input_at: list[list[float]] = [[] for _ in stages]  # when an input gradient's is
-        self.events: list[tuple[float, int]] = [(0, rank) for rank in range(problem.num_ranks)]  # when to look again
+        # when to look again
+        self.events: list[tuple[float, int]] = [(0, rank) for rank in range(problem.num_ranks)]
 
     def run(self) -> list[list[int]]:
         while self.events:
@@ -180,10 +198,11 @@ class _Growth:
 def grown(
     problem: NumberedProblem, policies: Sequence[Policy], deepest: tuple[bool, bool] = (True, True)
 ) -> list[list[int]]:
-    """The rows of numbers that `policies`, one per rank, lead to; shorter ones where all ranks wait for each other.
+    """The rows of numbers that `policies`, one per rank, lead to; shorter ones where all ranks wait
+    for each other.
 
-    `deepest`: whether, of the forwards and of the input gradients of several stages that are ready, the last stage's
-    comes first, else the first's. A stage's forward leaves room for one of every later stage of its rank: so what has
-    begun can end.
+    `deepest`: whether, of the forwards and of the input gradients of several stages that are ready,
+    the last stage's comes first, else the first's. A stage's forward leaves room for one of every
+    later stage of its rank: so what has begun can end.
     """
     return _Growth(problem, policies, deepest).run()

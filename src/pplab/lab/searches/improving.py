@@ -1,4 +1,6 @@
-"""Rows that are improved step by step: of what delays the end, two neighbours are exchanged, or one is moved."""
+"""Rows that are improved step by step: of what delays the end, two neighbours are exchanged, or one
+is moved.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,29 @@ from random import Random
 
 from .row_slots import Key, NumberedProblem, Rows
 
-_MEMORY = 50  # steps: what isn't worse than so long ago is accepted (late acceptance, Burke and Bykov 2017)
+# steps: what isn't worse than so long ago is accepted (late acceptance, Burke and Bykov 2017)
+_MEMORY = 50
 _FARTHEST = 6  # places that one is moved
 _CRITICAL = 0.8  # of the changes are on a critical path, the others anywhere
 
 
-def improved(problem: NumberedProblem, rows: Rows, tries: int, rng: Random) -> Iterator[tuple[Key, Rows | None]]:
-    """Try so many changes of `rows`: yields the best key so far, and its rows where they are better than all before."""
+def improved(
+    problem: NumberedProblem, rows: Rows, tries: int, rng: Random
+) -> Iterator[tuple[Key, Rows | None]]:
+    """Try so many changes of `rows`: yields the best key so far, and its rows where they are better
+    than all before.
+    """
     rows = [row[:] for row in rows]
     times = problem.times(rows)
     now = best = problem.key(rows, *times)
     accepted, pairs = [now] * _MEMORY, None
     for k in range(tries):
         pairs = _critical(problem, rows, rng, *times) if pairs is None else pairs
-        rank, place = pairs[rng.randrange(len(pairs))] if pairs and rng.random() < _CRITICAL else _anywhere(rows, rng)
+        rank, place = (
+            pairs[rng.randrange(len(pairs))]
+            if pairs and rng.random() < _CRITICAL
+            else _anywhere(rows, rng)
+        )
         row = _changed(problem, rows[rank], place, rng)
         if row and (row := problem.fitted(rank, row)):
             before, rows[rank] = rows[rank], row
@@ -41,7 +52,9 @@ def improved(problem: NumberedProblem, rows: Rows, tries: int, rng: Random) -> I
 def _critical(
     problem: NumberedProblem, rows: Rows, rng: Random, starts: list[float], ends: list[float]
 ) -> list[tuple[int, int]]:
-    """(rank, place in its row) of all that waited for the one before it in its row, on one critical path."""
+    """(rank, place in its row) of all that waited for the one before it in its row, on one critical
+    path.
+    """
     needs, lags, place_of = (
         problem.needs,
         problem.lags,
@@ -63,10 +76,13 @@ def _critical(
 
 
 def _changed(problem: NumberedProblem, row: list[int], place: int, rng: Random) -> list[int] | None:
-    """A row in which what stands at `place` no longer waits for the one before it; None where that can't be."""
+    """A row in which what stands at `place` no longer waits for the one before it; None where that
+    can't be.
+    """
     input_of = problem.input_of
     before, i = row[place - 1], row[place]
-    if problem.action_of[before][:2] == problem.action_of[i][:2]:  # one stage's microbatches stay in order
+    # one stage's microbatches stay in order
+    if problem.action_of[before][:2] == problem.action_of[i][:2]:
         return None
     how = rng.random()
     if how < 0.3 and before in input_of:  # a weight gradient, further back

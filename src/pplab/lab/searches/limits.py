@@ -12,11 +12,13 @@ from ...schedule import Schedule
 from ...simulator import validate
 
 
-def check_memory(schedule: Schedule, limit: float | Sequence[float], memory: Memory | None = None) -> None:
+def check_memory(
+    schedule: Schedule, limit: float | Sequence[float], memory: Memory | None = None
+) -> None:
     """Raise ScheduleError unless every rank can run its row to the end within a limit.
 
-    `limit` is the most that a rank may hold, or one value per rank, in the unit of `memory`. Without one it counts
-    forwards whose activations are held, as `Schedule.peak_in_flight` does.
+    `limit` is the most that a rank may hold, or one value per rank, in the unit of `memory`.
+    Without one it counts forwards whose activations are held, as `Schedule.peak_in_flight` does.
 
     The error is of the first fault, with the rank, the action, the cause and what to change.
     """

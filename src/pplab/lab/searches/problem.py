@@ -1,4 +1,5 @@
-"""What is to be scheduled: a placement, times, and how much ranks may hold. How short can an order be?
+"""What is to be scheduled: a placement, times, and how much ranks may hold. How short can an order
+be?
 
 `lab.floor` answers with a closed form that no order beats, `lab.optimum` with an order and a proof.
 """
@@ -35,8 +36,12 @@ class Stream(NamedTuple):
         return tuple(stage for stage, home in enumerate(self.ranks) if home == rank)
 
 
-def built(builders: Iterable[Builder], P: int, M: int, given: Mapping[str, object]) -> Iterator[Schedule]:
-    """The schedules of those builders that can be built for these sizes, each with those of the options that it has."""
+def built(
+    builders: Iterable[Builder], P: int, M: int, given: Mapping[str, object]
+) -> Iterator[Schedule]:
+    """The schedules of those builders that can be built for these sizes, each with those of the
+    options that it has.
+    """
     for builder in builders:
         options = {name: given[name] for name in builder.options if name in given}
         try:
@@ -47,17 +52,21 @@ def built(builders: Iterable[Builder], P: int, M: int, given: Mapping[str, objec
 
 @dataclass(frozen=True)
 class Problem:
-    """Microbatches to take through a pipeline, in any order that its placement, times and memory allow.
+    """Microbatches to take through a pipeline, in any order that its placement, times and memory
+    allow.
 
-    - `placement`: "one stage per rank"; "loop", with `stages_per_rank` (2 by default); "V", two stages per rank;
-      "bidirectional", two copies of every stage, and half of the microbatches from either end.
-    - `costs`: of a stage, as `pplab.simulate` takes them: `Costs(3, 4, 2).finer(2)` for half a rank's share.
+    - `placement`: "one stage per rank"; "loop", with `stages_per_rank` (2 by default); "V", two
+      stages per rank; "bidirectional", two copies of every stage, and half of the microbatches from
+      either end.
+    - `costs`: of a stage, as `pplab.simulate` takes them: `Costs(3, 4, 2).finer(2)` for half a
+      rank's share.
     - `split`: whether a backward comes in its halves, I and W, or whole.
-    - `limit`: what a rank may hold, or one value per rank, in the unit of `memory`: without one, stages' activations of
-      a microbatch, held from F to B or W. `Memory(0.5)` counts them in those of a whole rank, of two stages.
+    - `limit`: what a rank may hold, or one value per rank, in the unit of `memory`: without one,
+      stages' activations of a microbatch, held from F to B or W. `Memory(0.5)` counts them in those
+      of a whole rank, of two stages.
 
-    Raises ValueError for what doesn't fit together, for a limit that no order meets (it names the smallest that one
-    does), and for a link on which messages would queue.
+    Raises ValueError for what doesn't fit together, for a limit that no order meets (it names the
+    smallest that one does), and for a link on which messages would queue.
 
     >>> problem = Problem(num_ranks=4, num_microbatches=8, placement="V", limit=6)
     >>> problem.num_stages, problem.least_limit
@@ -74,21 +83,32 @@ class Problem:
     limit: float | Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        P, M = (positive_int(name, getattr(self, name)) for name in ("num_ranks", "num_microbatches"))
+        P, M = (
+            positive_int(name, getattr(self, name)) for name in ("num_ranks", "num_microbatches")
+        )
         expect(Costs, costs=self.costs)
         expect(Memory, memory=self.memory)
         if self.placement not in PLACEMENTS:
-            raise ValueError(f"placement must be one of {', '.join(PLACEMENTS)}, got {shown(self.placement)}")
+            raise ValueError(
+                f"placement must be one of {', '.join(PLACEMENTS)}, got {shown(self.placement)}"
+            )
         usual = {"loop": 2, "V": 2}.get(self.placement, 1)
         each = positive_int("stages_per_rank", self.stages_per_rank or usual)
         if self.placement != "loop" and each != usual:
-            raise ValueError(f'stages_per_rank is {usual} in "{self.placement}", got {each}: only a loop can have more')
+            raise ValueError(
+                f'stages_per_rank is {usual} in "{self.placement}", got {each}: only a loop can '
+                "have more"
+            )
         if self.placement == "bidirectional" and P % 2:
             raise ValueError(
-                f"a bidirectional placement needs an even number of ranks, got {P}: each has a mirror image"
+                f"a bidirectional placement needs an even number of ranks, got {P}: each has a "
+                "mirror image"
             )
         if self.placement == "bidirectional" and M < 2:
-            raise ValueError("a bidirectional placement needs a microbatch from either end, got 1: take 2 or more")
+            raise ValueError(
+                "a bidirectional placement needs a microbatch from either end, got 1: take 2 or "
+                "more"
+            )
         accept(self, num_ranks=P, num_microbatches=M, stages_per_rank=each)
         self.costs.check(self.num_stages, P)
         self.memory.check(self.num_stages)
@@ -111,7 +131,9 @@ class Problem:
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """One; two of a bidirectional placement, whose first half of the microbatches enters at rank 0."""
+        """One; two of a bidirectional placement, whose first half of the microbatches enters at
+        rank 0.
+        """
         P, M = self.num_ranks, self.num_microbatches
         down = tuple(stage % P for stage in range(self.num_stages))
         if self.placement == "V":
@@ -125,13 +147,16 @@ class Problem:
         return self.costs.of(kind, stage)
 
     def lag(self, stream: Stream, kind: Kind, stage: int) -> float:
-        """How long it takes until what `kind` on `stage` makes is with the next stage, or of a backward the one before:
-        latency, and what the message takes to pass."""
+        """How long it takes until what `kind` on `stage` makes is with the next stage, or of a
+        backward the one before: latency, and what the message takes to pass.
+        """
         other = stage + 1 if kind is F else stage - 1
         if not 0 <= other < self.num_stages or stream.ranks[stage] == stream.ranks[other]:
             return 0
         link = self.costs.link(stream.ranks[stage], stream.ranks[other])
-        return link.latency + (self.costs.occupancy(kind, stage, link.bandwidth) if link.bandwidth < inf else 0)
+        return link.latency + (
+            self.costs.occupancy(kind, stage, link.bandwidth) if link.bandwidth < inf else 0
+        )
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """The stages that a rank holds, lowest first."""
@@ -147,11 +172,12 @@ class Problem:
     def least_limit(self) -> tuple[float, ...]:
         """Per rank, the least that an order can hold: what it takes to do one microbatch at a time.
 
-        No order needs less: while a rank runs an I (or B) of a stage, it still holds what all its lower stages keep of
-        this microbatch, since their turn comes later.
+        No order needs less: while a rank runs an I (or B) of a stage, it still holds what all its
+        lower stages keep of this microbatch, since their turn comes later.
         """
         return tuple(
-            self.memory.constant(self.stages_of(rank)) + max(self._alone(stream.of(rank)) for stream in self.streams)
+            self.memory.constant(self.stages_of(rank))
+            + max(self._alone(stream.of(rank)) for stream in self.streams)
             for rank in range(self.num_ranks)
         )
 
@@ -164,7 +190,9 @@ class Problem:
         return most
 
     def one_at_a_time(self) -> Schedule:
-        """The order that holds least: a microbatch goes through all stages and back before the next one starts."""
+        """The order that holds least: a microbatch goes through all stages and back before the next
+        one starts.
+        """
         rows: list[list[Action]] = [[] for _ in range(self.num_ranks)]
         for stream in self.streams:
             for m in stream.microbatches:
@@ -182,7 +210,8 @@ class Problem:
         return all(h <= of_stage(self.limit, rank) * (1 + 1e-12) for rank, h in enumerate(held))
 
     def published(self) -> tuple[Timeline, ...]:
-        """Every schedule of `pplab.build` that has this placement and can be built, as it is, whatever it holds.
+        """Every schedule of `pplab.build` that has this placement and can be built, as it is,
+        whatever it holds.
 
         Those that look for an order are given the costs, the memory and the limit.
         """
@@ -191,21 +220,33 @@ class Problem:
     def _published(self) -> Iterator[Schedule]:
         rooms = [self.room(rank) for rank in range(self.num_ranks)]
         sizes = [of_stage(self.memory.activation, stage) for stage in range(self.num_stages)]
-        given = {"costs": self.costs, "memory": self.memory, "stages_per_rank": self.stages_per_rank}
+        given = {
+            "costs": self.costs,
+            "memory": self.memory,
+            "stages_per_rank": self.stages_per_rank,
+        }
         if self.placement == "one stage per rank" and max(rooms) < inf and min(sizes):
-            given["limit"] = max(1, min(int(room / size) for room, size in zip(rooms, sizes, strict=True)))
+            given["limit"] = max(
+                1, min(int(room / size) for room, size in zip(rooms, sizes, strict=True))
+            )
         of_placement = [builder for builder in known() if builder.placement == self.placement]
         yield from built(of_placement, self.num_ranks, self.num_microbatches, given)
 
     def known(self, more: Sequence[Schedule] = ()) -> list[Timeline]:
-        """Orders that solve this: `more`, and those that are published, backwards cut or whole as it is asked here, as
-        far as they stay within the limit. At least one."""
+        """Orders that solve this: `more`, and those that are published, backwards cut or whole as
+        it is asked here, as far as they stay within the limit. At least one.
+        """
         found = [self._recast(schedule) for schedule in (*more, *self._published())]
-        found = [self.one_at_a_time(), *(schedule for schedule in found if schedule and self.fits(schedule))]
+        found = [
+            self.one_at_a_time(),
+            *(schedule for schedule in found if schedule and self.fits(schedule)),
+        ]
         return [simulate(schedule, self.costs) for schedule in found]
 
     def _recast(self, schedule: Schedule) -> Schedule | None:
-        """Its order in this problem's kinds of actions, overlaps one after the other; None if it is for another one."""
+        """Its order in this problem's kinds of actions, overlaps one after the other; None if it is
+        for another one.
+        """
         rows = []
         for row in schedule.rows:
             made: list[Action] = []
@@ -219,7 +260,10 @@ class Problem:
             rows.append(made)
         recast = Schedule(rows, schedule.name)
         home = {
-            (s, m): rank for stream in self.streams for m in stream.microbatches for s, rank in enumerate(stream.ranks)
+            (s, m): rank
+            for stream in self.streams
+            for m in stream.microbatches
+            for s, rank in enumerate(stream.ranks)
         }
         if recast.home() != home:
             return None
@@ -231,7 +275,8 @@ class Problem:
             for kind in self.kinds:
                 if not self.takes(kind, stage):
                     raise ValueError(
-                        f"{kind} of stage {stage} takes no time, and an order of such actions isn't one of times: "
+                        f"{kind} of stage {stage} takes no time, and an order of such actions "
+                        "isn't one of times: "
                         "give it a duration above 0"
                     )
 
@@ -250,8 +295,10 @@ class Problem:
             longest, shortest = max(takes for takes, _ in each), min(work for _, work in each)
             if longest > shortest:
                 raise ValueError(
-                    f"messages from rank {a} to rank {b} could queue: one takes {longest:g} to pass, and an action "
-                    f"that sends one {shortest:g}. Give a bandwidth at which it takes no longer than that"
+                    f"messages from rank {a} to rank {b} could queue: one takes {longest:g} to "
+                    "pass, and an action "
+                    f"that sends one {shortest:g}. Give a bandwidth at which it takes no longer "
+                    "than that"
                 )
 
     def _check_limit(self) -> None:
@@ -260,8 +307,11 @@ class Problem:
                 unit = self.memory.unit and " " + self.memory.unit
                 alone = "even when it does one microbatch at a time"
                 per_rank = len(set(self.least_limit)) > 1
-                smallest = ", ".join(f"{x:g}" for x in self.least_limit) if per_rank else f"{least:g}"
+                smallest = (
+                    ", ".join(f"{x:g}" for x in self.least_limit) if per_rank else f"{least:g}"
+                )
                 raise ValueError(
-                    f"limit: rank {rank} may hold {of_stage(self.limit, rank):g}{unit}, and {alone} it holds "
+                    f"limit: rank {rank} may hold {of_stage(self.limit, rank):g}{unit}, and "
+                    f"{alone} it holds "
                     f"{least:g}{unit}. The smallest limit that an order meets is {smallest}{unit}"
                 )

@@ -21,7 +21,9 @@ CLOSE = 1e-9  # as a share of a limit
 
 
 class NumberedProblem:
-    """What a search is given, by stage and by action: placement, microbatches, costs, memory, and ranks' limits."""
+    """What a search is given, by stage and by action: placement, microbatches, costs, memory, and
+    ranks' limits.
+    """
 
     def __init__(
         self,
@@ -45,41 +47,63 @@ class NumberedProblem:
         self._number(plain)
         adds = [of_stage(memory.activation, s) for s in stages]
         kept = [
-            each if memory.weight_input is None else of_stage(memory.weight_input, s) for s, each in enumerate(adds)
+            each if memory.weight_input is None else of_stage(memory.weight_input, s)
+            for s, each in enumerate(adds)
         ]
         self.adds, self.i_frees, self.w_frees = adds, list(map(sub, adds, kept)), kept
-        self.needed = [sum(adds[t] for t in stages[s:] if placement[t] == placement[s]) for s in stages]
-        during = [of_stage(memory.recomputed, s) + of_stage(memory.while_input_gradient, s) for s in stages]
+        self.needed = [
+            sum(adds[t] for t in stages[s:] if placement[t] == placement[s]) for s in stages
+        ]
+        during = [
+            of_stage(memory.recomputed, s) + of_stage(memory.while_input_gradient, s)
+            for s in stages
+        ]
         self.rooms = [
             limit * (1 + CLOSE) - memory.constant(own) - max(during[s] for s in own)
             for limit, own in zip(limits, self.stages, strict=True)
         ]
-        fits = min(self.rooms, default=inf) / min(adds) if memory.weight_input is None and min(adds) else inf
+        fits = (
+            min(self.rooms, default=inf) / min(adds)
+            if memory.weight_input is None and min(adds)
+            else inf
+        )
         self.most_held = int(min(self.stages_per_rank * M, max(fits, 1)))
 
     def _number(self, plain: Schedule) -> None:
-        """Every action's number is its id in `plain`; but for the rows, the loop takes what it would take for that."""
+        """Every action's number is its id in `plain`; but for the rows, the loop takes what it
+        would take for that.
+        """
         graph = plain.graph
         rows, *self._columns = with_links(graph, self.costs, durations_of(plain, self.costs))
         self.needs, self.lags = graph.makers, self._columns[-1]
         self.action_of = [graph.action(i) for i in range(len(plain.columns.kinds))]
         self.number_of = {action: i for i, action in enumerate(self.action_of)}
         changes = [self.memory.changes(s) for s in range(len(self.placement))]
-        held = [changes[stage][kind] for stage, kind, _ in self.action_of]  # more, at its start and end
+        # more, at its start and end
+        held = [changes[stage][kind] for stage, kind, _ in self.action_of]
         self._starts_with, self._ends_with = map(list, zip(*held, strict=True))
         weights = [action for action in self.action_of if action.kind is W]
         self.input_of = {self.number_of[w]: self.number_of[w._replace(kind=I)] for w in weights}
         links = rows[self.num_ranks :]
         self.num_links = len(links)
-        self.link_of = {self._columns[0][message]: (k, message) for k, link in enumerate(links) for message in link}
+        self.link_of = {
+            self._columns[0][message]: (k, message)
+            for k, link in enumerate(links)
+            for message in link
+        }
 
     def one_at_a_time(self) -> Schedule:
-        """A microbatch ends before the next begins, and every W follows its I: no order holds less."""
+        """A microbatch ends before the next begins, and every W follows its I: no order holds
+        less.
+        """
         order = [(s, F) for s in range(len(self.placement))]
         for s in reversed(range(len(self.placement))):
             order += [(s, I), (s, W)]
         each = range(self.num_microbatches)
-        rows = [[Action(s, kind, m) for m in each for s, kind in order if s in own] for own in self.stages]
+        rows = [
+            [Action(s, kind, m) for m in each for s, kind in order if s in own]
+            for own in self.stages
+        ]
         return Schedule(rows, "one microbatch at a time")
 
     def schedule(self, rows: Rows, name: str) -> Schedule:
@@ -90,7 +114,11 @@ class NumberedProblem:
         return [[i for item in row for i in self._numbers_of(item)] for row in schedule.rows]
 
     def _numbers_of(self, item: Action | Overlap) -> list[int]:
-        halves = [(part, kind) for part in parts(item) for kind in ((I, W) if part.kind is B else (Kind(part.kind),))]
+        halves = [
+            (part, kind)
+            for part in parts(item)
+            for kind in ((I, W) if part.kind is B else (Kind(part.kind),))
+        ]
         return [self.number_of[part._replace(kind=kind)] for part, kind in halves]
 
     def times(self, rows: Rows) -> tuple[list, list] | None:
@@ -106,8 +134,9 @@ class NumberedProblem:
         return starts[: len(self.needs)], ends[: len(self.needs)]
 
     def key(self, rows: Rows, starts: Sequence[float], ends: Sequence[float]) -> Key:
-        """What the goal compares: the makespan and, of equals, the longest span; or the zero-bubble papers' bubble
-        rate, as in `Timeline.span_bubble_fraction`, and of equals the makespan."""
+        """What the goal compares: the makespan and, of equals, the longest span; or the zero-bubble
+        papers' bubble rate, as in `Timeline.span_bubble_fraction`, and of equals the makespan.
+        """
         spans = [ends[row[-1]] - starts[row[0]] for row in rows]
         if self.goal == "makespan":
             return max(ends), max(spans)
@@ -121,7 +150,9 @@ class NumberedProblem:
         return max(rows, key=lambda row: ends[row[-1]] - starts[row[0]])[-1]
 
     def fitted(self, rank: int, row: list[int]) -> list[int] | None:
-        """A rank's row within its limit: itself, or weight gradients are moved to where a forward needs their room."""
+        """A rank's row within its limit: itself, or weight gradients are moved to where a forward
+        needs their room.
+        """
         at_start, at_end = self._starts_with, self._ends_with
         most, held = self.limits[rank] * (1 + CLOSE), self.memory.constant(self.stages[rank])
         left, made = list(reversed(row)), []
@@ -129,7 +160,9 @@ class NumberedProblem:
             i = left.pop()
             if held + at_start[i] > most:
                 done, weights = set(made), self.input_of
-                first = next((w for w in reversed(left) if w in weights and weights[w] in done), None)
+                first = next(
+                    (w for w in reversed(left) if w in weights and weights[w] in done), None
+                )
                 if first is None:
                     return None
                 left.remove(first)
@@ -143,7 +176,12 @@ class NumberedProblem:
 
     def allows(self, schedule: Schedule) -> bool:
         """Whether a schedule has this placement and stays within the limits."""
-        if schedule.placement != self.placement or schedule.num_microbatches != self.num_microbatches:
+        if (
+            schedule.placement != self.placement
+            or schedule.num_microbatches != self.num_microbatches
+        ):
             return False
         held = schedule.peak_held(self.memory)
-        return all(most <= limit * (1 + CLOSE) for most, limit in zip(held, self.limits, strict=True))
+        return all(
+            most <= limit * (1 + CLOSE) for most, limit in zip(held, self.limits, strict=True)
+        )

@@ -1,8 +1,10 @@
-"""The fastest order that a search finds for given durations and a memory limit, on any placement. ZB-1P and ZB-2P.
+"""The fastest order that a search finds for given durations and a memory limit, on any placement.
+ZB-1P and ZB-2P.
 
-The zero-bubble paper's authors search too, with a heuristic and an integer program, those of controllable memory among
-building blocks. Here the candidates are the registry's schedules, rows that grow by some hundred policies and, on a V,
-building blocks; the best of them are improved step by step.
+The zero-bubble paper's authors search too, with a heuristic and an integer program, those of
+controllable memory among building blocks. Here the candidates are the registry's schedules, rows
+that grow by some hundred policies and, on a V, building blocks; the best of them are improved step
+by step.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from .problem import built
 from .row_slots import Key, NumberedProblem, Rows
 
 _SOURCE = "Qi et al. 2023, arXiv:2401.10241, section 3"
-_RULES = "any number of ranks and microbatches; one stage per rank; seconds for some thousand actions"
+_RULES = (
+    "any number of ranks and microbatches; one stage per rank; seconds for some thousand actions"
+)
 _SEARCHED = ("ZB-1P", "ZB-2P")
 _STARTS = 4  # candidates that are improved
 _INTERVALS = (7, 8, 9, 10, 12, 14, 16, 20, 24)  # of a block, in units of F = I = W
@@ -48,7 +52,10 @@ class Found:
         return self.timeline.schedule
 
     def __str__(self) -> str:
-        shape = f"makespan {self.timeline.makespan:g}, span bubble {self.timeline.span_bubble_fraction:.4f}"
+        shape = (
+            f"makespan {self.timeline.makespan:g}, span bubble "
+            f"{self.timeline.span_bubble_fraction:.4f}"
+        )
         return f"{shape}, from {self.origin}, {self.tried} orders tried"
 
 
@@ -63,14 +70,18 @@ def search(
     goal: str = "makespan",
     tries: int | None = None,
 ) -> Found:
-    """The best order that is found, never worse than a schedule of the registry with this placement in this memory.
+    """The best order that is found, never worse than a schedule of the registry with this placement
+    in this memory.
 
-    - `placement`: "one stage per rank", "V", "loop" (two stages per rank), or the rank of every stage.
+    - `placement`: "one stage per rank", "V", "loop" (two stages per rank), or the rank of every
+      stage.
     - `costs`: per stage; all ones when left out.
-    - `limit`: what a rank may hold at once, or a value per rank, in the unit of `memory`; in activations of one stage
-      for one microbatch when no memory is given. ValueError names the smallest limit that can be met.
+    - `limit`: what a rank may hold at once, or a value per rank, in the unit of `memory`; in
+      activations of one stage for one microbatch when no memory is given. ValueError names the
+      smallest limit that can be met.
     - `goal`: "makespan", or "span": the zero-bubble papers' bubble rate.
-    - `tries`: how many orders are tried to improve the best candidates; a few seconds' worth when left out.
+    - `tries`: how many orders are tried to improve the best candidates; a few seconds' worth when
+      left out.
 
     The same arguments find the same order.
     """
@@ -85,14 +96,19 @@ def search(
         raise ValueError(f'goal must be "makespan" or "span", got {shown(goal)}')
     given = limit if isinstance(limit, Sequence) else [inf if limit is None else limit] * P
     if len(given) != P:
-        raise ValueError(f"limit has {len(given)} values for {P} ranks: give one per rank, or a single number")
+        raise ValueError(
+            f"limit has {len(given)} values for {P} ranks: give one per rank, or a single number"
+        )
     limits = [each if each == inf else number("limit", each) for each in given]
     problem = NumberedProblem(placed, M, costs, memory, limits, goal)
     if short := [r for r in range(P) if problem.least[r] > problem.limits[r] * (1 + 1e-9)]:
         rank = max(short, key=lambda r: problem.least[r] - problem.limits[r])
-        smallest = f"rank {rank} has to hold {problem.least[rank]:g} even with one microbatch at a time"
+        smallest = (
+            f"rank {rank} has to hold {problem.least[rank]:g} even with one microbatch at a time"
+        )
         raise ValueError(
-            f"no order stays within a limit of {problem.limits[rank]:g}: {smallest}; give it at least that"
+            f"no order stays within a limit of {problem.limits[rank]:g}: {smallest}; give it at "
+            "least that"
         )
     hunt = _Hunt(problem, tries)
     hunt.run()
@@ -105,10 +121,16 @@ def _placed(placement: str | Sequence[int], P: int) -> tuple[int, ...]:
     known = {"one stage per rank": ranks, "V": ranks + ranks[::-1], "loop": ranks * 2}
     if isinstance(placement, str):
         if placement not in known:
-            raise ValueError(f"placement must be {', '.join(known)} or the rank of every stage, got {shown(placement)}")
+            raise ValueError(
+                f"placement must be {', '.join(known)} or the rank of every stage, got "
+                f"{shown(placement)}"
+            )
         return known[placement]
     if sorted(set(placement)) != list(ranks):
-        raise ValueError(f"placement must give every one of {P} ranks a stage, and no other, got {shown(placement)}")
+        raise ValueError(
+            f"placement must give every one of {P} ranks a stage, and no other, got "
+            f"{shown(placement)}"
+        )
     return tuple(placement)
 
 
@@ -118,13 +140,17 @@ class _Hunt:
     def __init__(self, problem: NumberedProblem, tries: int | None = None):
         self.problem = problem
         actions = 3 * len(problem.placement) * problem.num_microbatches
-        self.tries = max(300, 1_500_000 // actions) if tries is None else positive_int("tries", tries, 0)
+        self.tries = (
+            max(300, 1_500_000 // actions) if tries is None else positive_int("tries", tries, 0)
+        )
         self.tried, self.origin = 0, ""
         self.best: Key | None = None
         self.kept: Rows | Schedule | None = None  # the best's
         self.pool: list[tuple[Key, str, Rows]] = []  # the best candidates, to be improved
         self.policies = list(policies(problem))
-        self.orders = [(True, True), (False, True), (True, False)][: 3 if problem.stages_per_rank > 1 else 1]
+        self.orders = [(True, True), (False, True), (True, False)][
+            : 3 if problem.stages_per_rank > 1 else 1
+        ]
 
     def run(self) -> None:
         for schedule in self._known():
@@ -141,10 +167,15 @@ class _Hunt:
             for each in self.policies:
                 rows = grown(self.problem, each, deepest)
                 self.tried += 1
-                if sum(map(len, rows)) == size and (mark := hash(tuple(map(tuple, rows)))) not in seen:
+                if (
+                    sum(map(len, rows)) == size
+                    and (mark := hash(tuple(map(tuple, rows)))) not in seen
+                ):
                     seen.add(mark)
                     if times := self.problem.times(rows):
-                        self.offer(self.problem.key(rows, *times), "rows that grow by a policy", rows)
+                        self.offer(
+                            self.problem.key(rows, *times), "rows that grow by a policy", rows
+                        )
 
     def improve(self) -> None:
         """Half of the tries for the best few, the others for the best of what comes of them."""
@@ -165,11 +196,15 @@ class _Hunt:
         if self.tries and all(key != known for known, *_ in self.pool):
             split = self.problem.rows_of(rows) if isinstance(rows, Schedule) else rows
             if all(self.problem.fitted(rank, row) == row for rank, row in enumerate(split)):
-                self.pool = sorted([*self.pool, (key, origin, split)], key=lambda each: each[0])[:_STARTS]
+                self.pool = sorted([*self.pool, (key, origin, split)], key=lambda each: each[0])[
+                    :_STARTS
+                ]
 
     def timeline(self) -> Timeline:
         name = f"found in {self.tried} tries"
-        kept = self.kept if isinstance(self.kept, Schedule) else self.problem.schedule(self.kept, name)
+        kept = (
+            self.kept if isinstance(self.kept, Schedule) else self.problem.schedule(self.kept, name)
+        )
         return simulate(kept, self.problem.costs)
 
     def key(self, schedule: Schedule) -> Key:
@@ -186,8 +221,9 @@ class _Hunt:
         yield from filter(problem.allows, built(others, problem.num_ranks, M, given))
 
     def _blocks(self) -> Iterator[Schedule]:
-        """On a V, the controllable-memory paper's space: blocks by their offsets, the best of them reordered; and the
-        best of those that follow each other less closely."""
+        """On a V, the controllable-memory paper's space: blocks by their offsets, the best of them
+        reordered; and the best of those that follow each other less closely.
+        """
         problem, P = self.problem, self.problem.num_ranks
         if problem.placement == _placed("V", P):
             yield from self._reordered(v_blocks(P), 3)
@@ -205,7 +241,9 @@ class _Hunt:
                 yield schedule
 
     def _wider(self) -> Iterator[Block]:
-        """For messages that take long, or little memory: of some steps, at the shortest interval that it allows."""
+        """For messages that take long, or little memory: of some steps, at the shortest interval
+        that it allows.
+        """
         problem, P, M = self.problem, self.problem.num_ranks, self.problem.num_microbatches
         unit = sum(map(sum, problem.takes)) / (6 * P)
         steps = sorted({1, 2, 3, 1 + round(max(map(max, problem.lag_of)) / unit)})
@@ -219,33 +257,48 @@ class _Hunt:
 
 @register("ZB-1P", rules=_RULES, source=_SOURCE)
 def zb_1p(
-    P: int, M: int, *, costs: Costs | None = None, memory: Memory | None = None, limit: int | None = None
+    P: int,
+    M: int,
+    *,
+    costs: Costs | None = None,
+    memory: Memory | None = None,
+    limit: int | None = None,
 ) -> Built:
     """The best order that a search finds for `costs` (all ones by default) in 1F1B's memory.
 
-    `limit`: what a rank may hold at once, in activations of one forward of its stage; P by default. `memory` says what
-    an input gradient frees: by default nothing, all is held until the weight gradient.
+    `limit`: what a rank may hold at once, in activations of one forward of its stage; P by default.
+    `memory` says what an input gradient frees: by default nothing, all is held until the weight
+    gradient.
     """
     return _zero_bubble(P, M, costs, memory, P if limit is None else limit)
 
 
 @register("ZB-2P", rules=_RULES, source=_SOURCE)
 def zb_2p(
-    P: int, M: int, *, costs: Costs | None = None, memory: Memory | None = None, limit: int | None = None
+    P: int,
+    M: int,
+    *,
+    costs: Costs | None = None,
+    memory: Memory | None = None,
+    limit: int | None = None,
 ) -> Built:
-    """The best order that a search finds for `costs` in twice 1F1B's memory: ZB-1P with a `limit` of 2P."""
+    """The best order that a search finds for `costs` in twice 1F1B's memory: ZB-1P with a `limit`
+    of 2P.
+    """
     return _zero_bubble(P, M, costs, memory, 2 * P if limit is None else limit)
 
 
 def _zero_bubble(P: int, M: int, costs: Costs | None, memory: Memory | None, limit: int) -> Built:
-    """The rows of the least span bubble among ZB-H1, ZB-H2, where they fit, and what grows: those are not improved, so
-    that the page's explorer, which searches in the same way, finds the same."""
+    """The rows of the least span bubble among ZB-H1, ZB-H2, where they fit, and what grows: those
+    are not improved, so that the page's explorer, which searches in the same way, finds the same.
+    """
     costs, memory, most = costs or Costs(), memory or Memory(), positive_int("limit", limit)
     costs.check(P, P)
     memory.check(P)
     whole = [of_stage(memory.activation, rank) for rank in range(P)]
     kept = [
-        1 if memory.weight_input is None or not a else of_stage(memory.weight_input, r) / a for r, a in enumerate(whole)
+        1 if memory.weight_input is None or not a else of_stage(memory.weight_input, r) / a
+        for r, a in enumerate(whole)
     ]
     held = Memory() if all(each == 1 for each in kept) else Memory(weight_input=kept)
     hunt = _Hunt(NumberedProblem(range(P), M, costs, held, [most] * P, "span"), 0)

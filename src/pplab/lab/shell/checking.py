@@ -1,4 +1,6 @@
-"""`pplab check`: what somebody holds when it breaks; what it is, what the framework does with it, and what is wrong."""
+"""`pplab check`: what somebody holds when it breaks; what it is, what the framework does with it,
+and what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,21 @@ from ...errors import expect
 from ...schedule import plural
 from ...simulator import simulate, validate
 from ..forms import CLASSES, read_csv
-from ..planning import Layout, empty_stages, has_rows_of, read_config, read_launch, read_titan, stages_of
+from ..planning import (
+    Layout,
+    empty_stages,
+    has_rows_of,
+    read_config,
+    read_launch,
+    read_titan,
+    stages_of,
+)
 from .cli import JSON, Command, check_lowered, flag, write
 
 _MOST = 2**18  # characters
 _FORMS = (
-    "a launch line of Megatron-LM, torchtitan's flags or configuration, a layout such as Et*3|(tt|)*29,m|L, a model's "
+    "a launch line of Megatron-LM, torchtitan's flags or configuration, a layout such as "
+    "Et*3|(tt|)*29,m|L, a model's "
     "config.json, or a schedule, as CSV or as torch prints it"
 )
 _OF_A_MODEL = {"model_type", "architectures", "hidden_size", "n_embd", "text_config"}
@@ -28,8 +39,10 @@ _NOBODY = "what an environment variable, a data set or a kernel asks for"
 
 
 class Checked(NamedTuple):
-    """What `check` says: which form a text has, what the framework does with it, the first rule that it breaks, and
-    what wasn't looked at. `status`: 0 nothing is wrong, 1 something is, 2 it wasn't read."""
+    """What `check` says: which form a text has, what the framework does with it, the first rule
+    that it breaks, and what wasn't looked at. `status`: 0 nothing is wrong, 1 something is, 2 it
+    wasn't read.
+    """
 
     form: str
     found: str
@@ -39,15 +52,17 @@ class Checked(NamedTuple):
 
     def __str__(self) -> str:
         said = [f"{self.form}: {self.wrong or self.found}"]
-        return "\n".join(said + ["not looked at: " + "; ".join(self.not_looked_at)] * bool(self.not_looked_at))
+        return "\n".join(
+            said + ["not looked at: " + "; ".join(self.not_looked_at)] * bool(self.not_looked_at)
+        )
 
 
 def check(text: str, *, num_layers: int | None = None, gpus: int | None = None) -> Checked:
-    """Check a launch line of Megatron-LM, torchtitan's flags or configuration, a layout, a model's config.json, or a
-    schedule as CSV or as torch prints it.
+    """Check a launch line of Megatron-LM, torchtitan's flags or configuration, a layout, a model's
+    config.json, or a schedule as CSV or as torch prints it.
 
-    A layout may also be lists, as in Megatron Bridge's recipes. `num_layers` and `gpus` are for a text that doesn't say
-    them. Raises ValueError only for what is no text.
+    A layout may also be lists, as in Megatron Bridge's recipes. `num_layers` and `gpus` are for a
+    text that doesn't say them. Raises ValueError only for what is no text.
 
     >>> print(check("Et*3|(tt|)*29,m|L"))
     layout of Megatron-LM: 32 stages with 61 layers, for 2 or 4 or 8 or 16 or 32 ranks
@@ -71,7 +86,10 @@ def check(text: str, *, num_layers: int | None = None, gpus: int | None = None) 
 def _form(text: str) -> tuple[str, Any]:
     """What a text is, and what reads it."""
     if "nccl:" in text or "pg_config" in text:
-        return "this is a dump of NCCL's flight recorder: give those of all ranks to pplab explain", None
+        return (
+            "this is a dump of NCCL's flight recorder: give those of all ranks to pplab explain",
+            None,
+        )
     if len(text) > _MOST:
         return f"these are {len(text):,} characters, and at most {_MOST:,} are read", None
     if text.startswith("{") and '"' in text:
@@ -79,14 +97,22 @@ def _form(text: str) -> tuple[str, Any]:
             fields = json.loads(text)
         except (ValueError, RecursionError) as error:
             return f"this begins as JSON does, and isn't: {error}", None
-        return ("config.json", _config) if _OF_A_MODEL & {*fields} else ("this JSON has no model's fields", None)
+        return (
+            ("config.json", _config)
+            if _OF_A_MODEL & {*fields}
+            else ("this JSON has no model's fields", None)
+        )
     if re.fullmatch(r"['\"]?E[EtmL|*()\d,\s'\"]*|\[.*\b(embedding|decoder)\b.*", text, re.DOTALL):
         return "layout of Megatron-LM", _layout
     if re.search(r"pipeline[-_]parallel[-_]degree|data[-_]parallel[-_]shard[-_]degree", text):
         return "torchtitan", _titan
     if re.search(r"micro[-_]batch[-_]size|model[-_]parallel[-_]size", text):
         many = text.count("torchrun ") > 1
-        return ("these are several launch lines: give one", None) if many else ("launch line of Megatron-LM", _launch)
+        return (
+            ("these are several launch lines: give one", None)
+            if many
+            else ("launch line of Megatron-LM", _launch)
+        )
     if re.search(r"(?i)\b\d+[FBIW]\d+\b|\b[FBIW]\d+_s\d+\b", text):
         return "schedule", _schedule
     return "this is none of them", None
@@ -98,8 +124,15 @@ def _launch(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, l
     M = asked["batch"] // layout.dp // asked["microbatch"]
     found = _step(layout, name, M, asked.get("stages_per_rank", 1))
     found += f", and {plural(sum(asked['cut'][:: layout.pp]), 'layer')}"
-    if layout.tp * layout.cp > 1 and name != "paired-1F1B" and not re.search(r"MAX_CONNECTIONS=1\b", text):
-        found += "; before Blackwell Megatron-LM stops here unless CUDA_DEVICE_MAX_CONNECTIONS is 1 (arguments.py:1477)"
+    if (
+        layout.tp * layout.cp > 1
+        and name != "paired-1F1B"
+        and not re.search(r"MAX_CONNECTIONS=1\b", text)
+    ):
+        found += (
+            "; before Blackwell Megatron-LM stops here unless CUDA_DEVICE_MAX_CONNECTIONS is 1 "
+            "(arguments.py:1477)"
+        )
     others = f"{', '.join(ignored[:9])}{' ...' * (len(ignored) > 9)}" if ignored else "other flags"
     return found, [f"{others}; {_NOBODY}"]
 
@@ -108,7 +141,10 @@ def _titan(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, li
     x = read_titan(text, num_layers, gpus)
     unread = ["a number of layers"] * (not num_layers) + [_NOBODY]
     if not x.whole:
-        return f"{plural(x.M, 'microbatch')} on {plural(x.pp, 'rank')}", ["modules, or rows in a file", *unread]
+        return f"{plural(x.M, 'microbatch')} on {plural(x.pp, 'rank')}", [
+            "modules, or rows in a file",
+            *unread,
+        ]
     return _step(Layout(x.tp, x.pp, x.dp, cp=x.cp), x.name, x.M, x.V), unread
 
 
@@ -121,22 +157,30 @@ def _step(layout: Layout, name: str, M: int, V: int) -> str:
     return (
         f"{layout.num_ranks} GPUs, tp {layout.tp} cp {layout.cp} pp {layout.pp} dp {layout.dp}; "
         f"{plural(M, 'microbatch')} in {name}, {plural(V, 'stage')} on each rank; bubble "
-        f"{simulate(rows).bubble_fraction:.1%}; rank 0 has at most {rows.peak_in_flight[0]} in flight"
+        f"{simulate(rows).bubble_fraction:.1%}; rank 0 has at most {rows.peak_in_flight[0]} in "
+        "flight"
     )
 
 
 def _layout(text: str, *_: object) -> tuple[str, list[str]]:
     stages = stages_of(text)
     n, layers = len(stages), "".join(stages).count("t")
-    last = next((at for at, stage in enumerate(stages) if "m" in stage), n)  # it is on a rank's last stage
+    # it is on a rank's last stage
+    last = next((at for at, stage in enumerate(stages) if "m" in stage), n)
     ranks = [str(P) for P in range(1 + (n > 1), n + 1) if n % P == 0 and last >= n - P]
-    found = f"{plural(n, 'stage')} with {plural(layers, 'layer')}, for {' or '.join(ranks)} rank{'s' * (n > 1)}"
+    found = (
+        f"{plural(n, 'stage')} with {plural(layers, 'layer')}, for {' or '.join(ranks)} "
+        f"rank{'s' * (n > 1)}"
+    )
     return found, [*empty_stages(stages), "--num-layers and --mtp-num-layers"]
 
 
 def _config(text: str, *_: object) -> tuple[str, list[str]]:
     model, experts = read_config(json.loads(text), 4096)
-    found = f"{plural(model.num_layers, 'layer')} ({model.pattern}), {model.parameters / 1e9:.4g} billion parameters"
+    found = (
+        f"{plural(model.num_layers, 'layer')} ({model.pattern}), {model.parameters / 1e9:.4g} "
+        "billion parameters"
+    )
     return found + f", {model.used / 1e9:.4g} in use" * bool(experts), ["norms, biases"]
 
 
@@ -170,8 +214,10 @@ COMMAND = Command(
         JSON,
     ],
     "pplab check [FILE] [options]",
-    f"Check {_FORMS}. It says what it is, what the framework does with it, the first rule that it breaks with a value "
-    "that works, and what it didn't look at. The exit status is 0 if nothing is wrong, 1 if something is, and 2 if it "
+    f"Check {_FORMS}. It says what it is, what the framework does with it, the first rule that it "
+    "breaks with a value "
+    "that works, and what it didn't look at. The exit status is 0 if nothing is wrong, 1 if "
+    "something is, and 2 if it "
     "can't be read.",
     {
         "Does Megatron-LM take this line?": "pplab check train.sh",

@@ -23,9 +23,14 @@ from ..planning import (
 from .cli import JSON, Command, Flag, flag, write
 
 _BYTES = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "MiB": 2**20, "GiB": 2**30}
-_SPEEDS = {f"{unit}/s": size for unit, size in _BYTES.items()} | {"Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8}
+_SPEEDS = {f"{unit}/s": size for unit, size in _BYTES.items()} | {
+    "Mb/s": 1e6 / 8,
+    "Gb/s": 1e9 / 8,
+    "Tb/s": 1e12 / 8,
+}
 _FLOPS = {"TFLOP/s": 1e12, "PFLOP/s": 1e15}
-_NUMBERS = "layers, width, heads, kv_heads, head_width, mlp, vocabulary"  # of a model that is given by numbers
+# of a model that is given by numbers
+_NUMBERS = "layers, width, heads, kv_heads, head_width, mlp, vocabulary"
 _BY_NUMBERS = (
     f"numbers with these names: {_NUMBERS}, and true or false for gated and tied, such as "
     "layers=32,width=4096,heads=32,gated=true"
@@ -33,7 +38,8 @@ _BY_NUMBERS = (
 _IN_FULL = {"layers": "num_layers", "mlp": "mlp_width"}  # what `Transformer` calls them
 _DEGREES = {
     "tp": "degrees of tensor parallelism to try, one or several (default: 1,2,4,8)",
-    "cp": "degrees of context parallelism to try, one or several (default: 1, and from 8,192 tokens on 1,2,4)",
+    "cp": "degrees of context parallelism to try, one or several (default: 1, and from 8,192 "
+    "tokens on 1,2,4)",
     "ep": "degrees of expert parallelism to try, one or several (default: 1)",
     "dp": "degrees of data parallelism to try, one or several (default: all)",
     "microbatch": "numbers of sequences in a microbatch to try, one or several (default: 1)",
@@ -45,7 +51,8 @@ def _amount(units: Mapping[str, float], example: str) -> Callable[[str], float]:
         match = re.fullmatch(r"(?=.*[1-9])(\d+\.?\d*)\s*([A-Za-z/]+)", text)
         if not match or match[2] not in units:
             raise argparse.ArgumentTypeError(
-                f"{text!r} has no unit that is known here, or nothing before it: expected a number above 0 with one of "
+                f"{text!r} has no unit that is known here, or nothing before it: expected a number "
+                "above 0 with one of "
                 f"{', '.join(units)}, such as {example}"
             )
         return float(match[1]) * units[match[2]]
@@ -57,23 +64,32 @@ def _degrees(text: str) -> tuple[int, ...]:
     try:
         return tuple(map(int, text.split(",")))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected one number, or several, such as 4,8") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected one number, or several, such as 4,8"
+        ) from None
 
 
 def model_of(text: str, sequence: int) -> tuple[Transformer | Model, ExpertLayers | None]:
-    """The model that the words describe: numbers with names, or what `read_config` reads. ValueError for others."""
+    """The model that the words describe: numbers with names, or what `read_config` reads.
+    ValueError for others.
+    """
     if "=" not in text:
         return read_config(text, sequence)
     shape = {}
     for pair in text.replace(" ", "").split(","):
-        if not re.fullmatch(rf"({_NUMBERS.replace(', ', '|')})=\d+|(gated|tied)=(true|false|1|0)", pair):
+        if not re.fullmatch(
+            rf"({_NUMBERS.replace(', ', '|')})=\d+|(gated|tied)=(true|false|1|0)", pair
+        ):
             raise ValueError(f"{pair} says nothing of a model: expected {_BY_NUMBERS}")
         name, _, value = pair.partition("=")
         if _IN_FULL.get(name, name) in shape:
             raise ValueError(f"{name} is said twice: say it once, got {text}")
         shape[_IN_FULL.get(name, name)] = int({"true": 1, "false": 0}.get(value, value))
     if lacking := {"num_layers", "width"} - shape.keys():
-        raise ValueError(f"a model by numbers needs {' and '.join(sorted(lacking)).replace('num_', '')}, got {text}")
+        raise ValueError(
+            f"a model by numbers needs {' and '.join(sorted(lacking)).replace('num_', '')}, got "
+            f"{text}"
+        )
     return Transformer(sequence=sequence, **shape), None
 
 
@@ -95,9 +111,11 @@ def _assumed(parameters: float, machine: Machine) -> str:
     """What the table's numbers come from, whether somebody gave it or a name stands for it."""
     inside, between = machine.inside.bandwidth / 1e9, machine.between.bandwidth / 1e9
     return (
-        f"{parameters / 1e9:.3g} billion parameters; a GPU reaches {machine.flops / 1e12:.4g} TFLOP/s and has "
+        f"{parameters / 1e9:.3g} billion parameters; a GPU reaches {machine.flops / 1e12:.4g} "
+        "TFLOP/s and has "
         f"{machine.memory / 1e9:.4g} GB for what is counted\n"
-        f"a GPU sends {inside:.4g} GB/s inside a box of {machine.ranks_per_node}, in a ring {machine.ring / 1e9:.4g}, "
+        f"a GPU sends {inside:.4g} GB/s inside a box of {machine.ranks_per_node}, in a ring "
+        f"{machine.ring / 1e9:.4g}, "
         f"and {between:.4g} between boxes; ports of a box: {machine.ports}"
         + f"; the host needs {1e3 * machine.host:g} ms a layer"
         * (machine.host > 0)
@@ -105,7 +123,9 @@ def _assumed(parameters: float, machine: Machine) -> str:
 
 
 def _told(found: Choice, framework: str) -> str:
-    """What to paste for the first row that can't be told apart from the fastest and that the framework runs."""
+    """What to paste for the first row that can't be told apart from the fastest and that the
+    framework runs.
+    """
     for row in found.equal:
         with suppress(ValueError):
             return f"\n# {', '.join(row.cells[:2])}\n{flags(row.plan, framework)}"
@@ -116,7 +136,11 @@ def _flags() -> tuple[Flag, ...]:
     speed = dict(type=_amount(_SPEEDS, "450GB/s; 400Gb/s are bits"), metavar="SPEED")
     needed = dict(type=int, required=True)
     return (
-        flag("model", f"a Hugging Face config.json, the folder with it, OWNER/NAME on the hub, or {_BY_NUMBERS}"),
+        flag(
+            "model",
+            "a Hugging Face config.json, the folder with it, OWNER/NAME on the hub, or "
+            f"{_BY_NUMBERS}",
+        ),
         flag("--gpus", "number of GPUs in the cluster", **needed),
         flag("--gpu", f"kind of GPU: {', '.join(GPUS)}", required=True, metavar="NAME"),
         flag("--per-node", "number of GPUs in a box", type=int, default=8),
@@ -128,13 +152,15 @@ def _flags() -> tuple[Flag, ...]:
         ),
         flag(
             "--inside",
-            "speed at which each GPU sends to another one in its box, in one direction, such as 450GB/s (default: from "
+            "speed at which each GPU sends to another one in its box, in one direction, such as "
+            "450GB/s (default: from "
             "the GPU's data sheet)",
             **speed,
         ),
         flag(
             "--ring",
-            "speed that each GPU of a box reaches when data goes around among all of them, such as 367GB/s (default: "
+            "speed that each GPU of a box reaches when data goes around among all of them, such as "
+            "367GB/s (default: "
             "as measured on H200)",
             **speed,
         ),
@@ -147,14 +173,16 @@ def _flags() -> tuple[Flag, ...]:
         ),
         flag(
             "--flops",
-            "speed at which each GPU computes in training, such as 400TFLOP/s (default: 0.4 of its peak)",
+            "speed at which each GPU computes in training, such as 400TFLOP/s (default: 0.4 of its "
+            "peak)",
             type=_amount(_FLOPS, "400TFLOP/s"),
             metavar="SPEED",
         ),
         flag("--precision", "precision of matrix products: bf16 or fp8", default="bf16"),
         flag(
             "--host",
-            "ms that the framework needs to launch a layer's forward and backward, such as 4.5 (default: 8.8 for a "
+            "ms that the framework needs to launch a layer's forward and backward, such as 4.5 "
+            "(default: 8.8 for a "
             "mixture of experts, as in Megatron-LM without CUDA graphs, else not counted)",
             type=float,
             metavar="MS",
@@ -178,7 +206,8 @@ COMMAND = Command(
     _choose,
     _flags,
     "pplab choose MODEL --gpus N --gpu NAME --between SPEED --batch N --sequence N [options]",
-    "Plan every way to divide a model and a batch among the GPUs of a cluster, and list the fastest ones, those that "
+    "Plan every way to divide a model and a batch among the GPUs of a cluster, and list the "
+    "fastest ones, those that "
     "can't be told apart first. This needs neither PyTorch nor a GPU.",
     {
         "How do I divide a model with the shape of Llama 3 70B?": (

@@ -1,4 +1,5 @@
-"""`pplab`: list, simulate and validate schedules from a shell. `commands` has the words that run them.
+"""`pplab`: list, simulate and validate schedules from a shell. `commands` has the words that run
+them.
 
 A flag is a dict of what argparse's `add_argument` takes, with its name as "name"; `flag` makes one.
 """
@@ -63,8 +64,9 @@ class Command(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -> int:
-    """Run a command, of these or of `more`; returns the exit status: 0 for success, 1 for an error that is told on
-    stderr, 2 for usage."""
+    """Run a command, of these or of `more`; returns the exit status: 0 for success, 1 for an error
+    that is told on stderr, 2 for usage.
+    """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(
         prog="pplab",
@@ -74,7 +76,9 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
         epilog='"pplab COMMAND --help" explains a command and its options.',
     )
     parser.add_argument("--version", action="version", version=f"pplab {__version__}")
-    chosen = parser.add_subparsers(dest="name", title="commands", metavar="COMMAND [options]", prog="pplab")
+    chosen = parser.add_subparsers(
+        dest="name", title="commands", metavar="COMMAND [options]", prog="pplab"
+    )
     for command in (*COMMANDS, *more):
         inner = chosen.add_parser(
             command.name,
@@ -99,12 +103,18 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
     try:
         if getattr(given, "png", None) or getattr(given, "html", None):
             bring("matplotlib")
-        for name in ("json", "png", "html", "perfetto", "csv"):  # before anything is measured that couldn't be written
+        # before anything is measured that couldn't be written
+        for name in ("json", "png", "html", "perfetto", "csv"):
             place = getattr(given, name, None)
             if place == "-" and name != "json":
-                raise ValueError(f"--{name} needs the name of a file, got -: only --json writes to standard output")
+                raise ValueError(
+                    f"--{name} needs the name of a file, got -: only --json writes to standard "
+                    "output"
+                )
             if isinstance(place, str) and not Path(place).parent.is_dir():
-                raise FileNotFoundError(f"--{name} {place}: there is no folder {Path(place).parent}: make it first")
+                raise FileNotFoundError(
+                    f"--{name} {place}: there is no folder {Path(place).parent}: make it first"
+                )
         status = given.run(given) or 0
         if sys.stdout:  # None where a shell has closed it: `>&-`
             sys.stdout.flush()
@@ -114,10 +124,15 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
     except Exception as error:
         status, said = 1, _in_words(error) if isinstance(error, OSError) else str(error)
         lacking = isinstance(error, ModuleNotFoundError) and error.name in EXTRA_OF
-        if not lacking and not isinstance(error, ValueError | OSError | RuntimeError | FloatingPointError):
+        if not lacking and not isinstance(
+            error, ValueError | OSError | RuntimeError | FloatingPointError
+        ):
             if os.environ.get("PPLAB_TRACEBACK"):
                 raise
-            said = f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 shows where"
+            said = (
+                f"{type(error).__name__}: {error}. That is a fault of pplab's: PPLAB_TRACEBACK=1 "
+                "shows where"
+            )
     except KeyboardInterrupt as error:
         status, said = 130, f"interrupted{f': {error}' * bool(str(error))}"
     finally:
@@ -127,7 +142,9 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
 
 
 def say(*texts: object, file: TextIO | None = None) -> None:
-    """Print, one below the other. What the texts hold of strangers' files, a terminal takes for no command."""
+    """Print, one below the other. What the texts hold of strangers' files, a terminal takes for no
+    command.
+    """
     print(*(printable(str(text), keep="\n") for text in texts), sep="\n", file=file)
 
 
@@ -149,7 +166,9 @@ def _in_words(error: OSError) -> str:
 def _described(about: str, examples: Mapping[str, str]) -> str:
     """What a help says before it lists options."""
     paragraphs = [textwrap.fill(each, 79) for each in about.splitlines()]
-    return "\n\n".join([*paragraphs, "\n".join(["examples:", *(f"  {a}\n    {b}" for a, b in examples.items())])])
+    return "\n\n".join(
+        [*paragraphs, "\n".join(["examples:", *(f"  {a}\n    {b}" for a, b in examples.items())])]
+    )
 
 
 def flag(name: str, says: str, **words: Any) -> Flag:
@@ -158,7 +177,9 @@ def flag(name: str, says: str, **words: Any) -> Flag:
 
 
 def _flags(command: Command, parser: argparse.ArgumentParser, asks: bool) -> list[Flag]:
-    """The flags of a command; who `asks` for help gets to see those that can be had without what is missing."""
+    """The flags of a command; who `asks` for help gets to see those that can be had without what is
+    missing.
+    """
     flags: list[Flag] = []
     try:
         for each in command.flags():
@@ -171,7 +192,9 @@ def _flags(command: Command, parser: argparse.ArgumentParser, asks: bool) -> lis
 
 
 def _closed(name: str, error: BrokenPipeError) -> int:
-    """The exit status after a pipe that nobody reads any more: quietly that of SIGPIPE, if it is standard output."""
+    """The exit status after a pipe that nobody reads any more: quietly that of SIGPIPE, if it is
+    standard output.
+    """
     out = select.poll()
     if sys.stdout:
         out.register(sys.stdout.fileno(), 0)  # tells of errors alone
@@ -186,7 +209,9 @@ def _schedules(given: argparse.Namespace) -> None:
     listed = []
     for b in builders.known():
         summary = (inspect.getdoc(b.rows) or "").partition("\n")[0]
-        listed.append({name: getattr(b, name) for name in "name placement rules options source".split()})
+        listed.append(
+            {name: getattr(b, name) for name in "name placement rules options source".split()}
+        )
         listed[-1]["summary"] = summary
         if not given.json:
             say(f"{b.name}\n    {summary}\n    placement: {b.placement}\n    rules: {b.rules}")
@@ -213,11 +238,16 @@ def _draw(given: argparse.Namespace) -> None:
         spans = timeline.spans
     terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if terminal else 100
-    print(text_chart(schedule, spans, max(width, 40), colour=terminal and "NO_COLOR" not in os.environ))
+    print(
+        text_chart(
+            schedule, spans, max(width, 40), colour=terminal and "NO_COLOR" not in os.environ
+        )
+    )
     if fault:
         raise fault
     say(
-        f"It takes {timeline.makespan:g}, and {timeline.bubble_fraction:.1%} of all rank-time is idle. "
+        f"It takes {timeline.makespan:g}, and {timeline.bubble_fraction:.1%} of all rank-time is "
+        "idle. "
         f"At most in flight: {_readable(timeline.peak_in_flight)}."
     )
 
@@ -230,7 +260,9 @@ def _simulate(given: argparse.Namespace) -> None:
     figures = summary(timeline)
     if {*cut} != {1}:
         shares = [f"1/{each:g}".removesuffix("/1") for each in cut]
-        takes = f"stages take {', '.join(shares)}" if len({*cut}) > 1 else f"a stage takes {shares[0]}"
+        takes = (
+            f"stages take {', '.join(shares)}" if len({*cut}) > 1 else f"a stage takes {shares[0]}"
+        )
         figures["times"] = f"numbers are of a rank's whole share, of which {takes}"
         figures["times"] += "; a list has each stage's own" * any(
             isinstance(getattr(whole, name), tuple) for name in _SHARED
@@ -241,25 +273,33 @@ def _simulate(given: argparse.Namespace) -> None:
 
 
 def _cut(schedule: Schedule) -> list[float]:
-    """Of every stage, into how many its rank's share of the model is cut. Two ranks that mirror each other have half a
-    share of each of their stages."""
+    """Of every stage, into how many its rank's share of the model is cut. Two ranks that mirror
+    each other have half a share of each of their stages.
+    """
     cut = [1.0] * schedule.num_stages
     for ranks in schedule.replicas[::-1]:
         for own in map(schedule.stages_of, ranks):
             for stage in own:
-                cut[stage] = len(own) / sum(rank in ranks for rank in schedule.columns.holders[stage])
+                cut[stage] = len(own) / sum(
+                    rank in ranks for rank in schedule.columns.holders[stage]
+                )
     return cut
 
 
 def _of_stages(whole: Costs, cut: Sequence[float], schedule: Schedule | None = None) -> Costs:
-    """What stages take where a number says what a rank's whole share takes, and a list what each stage does: so
-    schedules are compared on one model, into however many stages they cut it."""
+    """What stages take where a number says what a rank's whole share takes, and a list what each
+    stage does: so schedules are compared on one model, into however many stages they cut it.
+    """
     given = vars(whole).items()
     lists = {name: value for name, value in given if isinstance(value, tuple)}
     finer = {each: whole.finer(each) for each in cut}
     if len(finer) == 1:
         return replace(finer[cut[0]], **lists)
-    numbers = {name: tuple(getattr(finer[each], name) for each in cut) for name in _SHARED if name not in lists}
+    numbers = {
+        name: tuple(getattr(finer[each], name) for each in cut)
+        for name in _SHARED
+        if name not in lists
+    }
     if not isinstance(whole.overlap, str):
         each = map(schedule.stages_of, range(schedule.num_ranks))
         pairs = (pair for own in each for pair in product(own, own))
@@ -272,11 +312,16 @@ def _validate(given: argparse.Namespace) -> None:
     schedule = read_csv(text, "stdin" if given.file == "-" else Path(given.file).name)
     limit = inf if given.limit is None else given.limit
     check_memory(schedule, limit, Memory(given.activation, given.weight_input))
-    say(f"ok: {repr(schedule)[10:-1]}; peak in flight {_readable(schedule.peak_in_flight)}{check_lowered(text)}")
+    say(
+        f"ok: {repr(schedule)[10:-1]}; peak in flight "
+        f"{_readable(schedule.peak_in_flight)}{check_lowered(text)}"
+    )
 
 
 def check_lowered(text: str) -> str:
-    """What to say of a schedule's messages and sharding, if its text names any. ScheduleError for wrong messages."""
+    """What to say of a schedule's messages and sharding, if its text names any. ScheduleError for
+    wrong messages.
+    """
     beside = lowered_cells(text)
     if messages := [cell for cell in beside if re.search(r"\d(SEND|RECV)", cell)]:
         check_queues(parse_lowered(text))
@@ -289,7 +334,9 @@ def check_lowered(text: str) -> str:
 
 
 def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedule:
-    """What the flags SCHEDULE ask for: built, for these costs if its builder takes them, or read from a CSV file."""
+    """What the flags SCHEDULE ask for: built, for these costs if its builder takes them, or read
+    from a CSV file.
+    """
     if given.schedule is None:
         if given.csv is None:
             raise ValueError("name a schedule (pplab schedules lists them), or a file with --csv")
@@ -301,14 +348,17 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     work = given.ranks * given.microbatches * (given.stages_per_rank or 1)
     if work > MOST_WORK:
         raise ValueError(
-            f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards; at most {MOST_WORK:,} are built "
+            f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards; at most "
+            f"{MOST_WORK:,} are built "
             "here: take fewer, the figures hardly change"
         )
     options = {} if given.stages_per_rank is None else {"stages_per_rank": given.stages_per_rank}
     builder = builders.find(given.schedule)
     if costs is not None and "costs" in builder.options:
         options["costs"] = _of_stages(costs, [2 if builder.placement == "V" else 1])
-    schedule = builders.build(given.schedule, num_ranks=given.ranks, num_microbatches=given.microbatches, **options)
+    schedule = builders.build(
+        given.schedule, num_ranks=given.ranks, num_microbatches=given.microbatches, **options
+    )
     if given.csv:
         Path(given.csv).write_text(to_csv(schedule))
     return schedule
@@ -319,7 +369,9 @@ def _read(file: str, name: str) -> Schedule:
     text = text_of(file)
     schedule = read_csv(text, name)
     if lowered_cells(text):
-        left_out = f"the sends, receives and sharding in {file} are left out: pplab validate checks them"
+        left_out = (
+            f"the sends, receives and sharding in {file} are left out: pplab validate checks them"
+        )
         warnings.warn(left_out, stacklevel=2)
     return schedule
 
@@ -328,9 +380,13 @@ def text_of(file: str) -> str:
     """What a text file holds, or standard input for -, up to its last line's end."""
     place = "standard input" if file == "-" else file
     try:
-        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8-sig") + "\n"
+        return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode(
+            "utf-8-sig"
+        ) + "\n"
     except UnicodeDecodeError:
-        expected = "expected a text file with a line per rank and an action per cell, such as 0F0,0B0"
+        expected = (
+            "expected a text file with a line per rank and an action per cell, such as 0F0,0B0"
+        )
         raise ValueError(f"{place} is no text in UTF-8: {expected}") from None
 
 
@@ -343,13 +399,18 @@ def _check_sizes(given: argparse.Namespace, schedule: Schedule) -> None:
     }
     for flag, (asked, has) in sizes.items():
         if asked not in (None, has):
-            raise ValueError(f"{flag} {asked}: {given.csv} has {has:g}, and a file's sizes are fixed: leave {flag} out")
+            raise ValueError(
+                f"{flag} {asked}: {given.csv} has {has:g}, and a file's sizes are fixed: leave "
+                f"{flag} out"
+            )
 
 
 def summary(timeline: Timeline) -> dict:
     """The figures of a timeline as plain JSON values."""
     schedule = timeline.schedule
-    sizes = {name: getattr(schedule, name) for name in "num_ranks num_stages num_microbatches".split()}
+    sizes = {
+        name: getattr(schedule, name) for name in "num_ranks num_stages num_microbatches".split()
+    }
     names = "makespan bubble_fraction bubble_ratio span_bubble_fraction peak_in_flight busy idle"
     figures = {name: getattr(timeline, name) for name in names.split()}
     return {"schedule": schedule.name, **sizes, **figures, "messages": num_messages(schedule)}
@@ -375,7 +436,9 @@ def draw(given: argparse.Namespace, timeline: Timeline) -> None:
 
 
 def _readable(value: object) -> str:
-    """A value, or a list's: those of more than sixteen ranks in columns, within 80 characters, unless all are equal."""
+    """A value, or a list's: those of more than sixteen ranks in columns, within 80 characters,
+    unless all are equal.
+    """
     if not isinstance(value, (list, tuple)):
         return f"{value:.6g}" if isinstance(value, float) else str(value)
     texts = [*map(_readable, value)]
@@ -415,17 +478,26 @@ def _times(text: str) -> Any:
 
 
 _TIMES = (
-    "The time T of an action is one number, for all layers of a rank, which pplab divides among the rank's stages. If "
-    "stages differ, give a list with one time per stage, such as 1,1,2. If microbatches differ, too, join the times of "
-    "a stage with colons: 1:2:1,1:2:1. All times are in one unit of your choice, for example milliseconds."
+    "The time T of an action is one number, for all layers of a rank, which pplab divides among "
+    "the rank's stages. If "
+    "stages differ, give a list with one time per stage, such as 1,1,2. If microbatches differ, "
+    "too, join the times of "
+    "a stage with colons: 1:2:1,1:2:1. All times are in one unit of your choice, for example "
+    "milliseconds."
 )
 _CSV = flag(
     "--csv",
-    "read the schedule from FILE, in PyTorch's CSV form. If you also name a schedule, it is written to FILE instead",
+    "read the schedule from FILE, in PyTorch's CSV form. If you also name a schedule, it is "
+    "written to FILE instead",
     metavar="FILE",
 )
 _SIZES = (
-    flag("--ranks", "number of ranks in the pipeline, for a schedule that you name", type=int, metavar="P"),
+    flag(
+        "--ranks",
+        "number of ranks in the pipeline, for a schedule that you name",
+        type=int,
+        metavar="P",
+    ),
     flag(
         "--microbatches",
         "number of microbatches that a batch is cut into, for a schedule that you name",
@@ -434,14 +506,19 @@ _SIZES = (
     ),
     flag(
         "--stages-per-rank",
-        "number of stages on each rank, for schedules that let you choose it, such as Interleaved1F1B",
+        "number of stages on each rank, for schedules that let you choose it, such as "
+        "Interleaved1F1B",
         type=int,
         metavar="V",
     ),
     _CSV,
 )
 SCHEDULE = (
-    flag("--schedule", 'schedule to build, such as 1F1B. "pplab schedules" lists all of them', metavar="NAME"),
+    flag(
+        "--schedule",
+        'schedule to build, such as 1F1B. "pplab schedules" lists all of them',
+        metavar="NAME",
+    ),
     *_SIZES,
 )
 JSON = flag(
@@ -453,7 +530,9 @@ JSON = flag(
 )
 OUTPUT = (
     JSON,
-    flag("--png", "draw the Gantt chart into FILE (needs pip install 'pplab[plot]')", metavar="FILE"),
+    flag(
+        "--png", "draw the Gantt chart into FILE (needs pip install 'pplab[plot]')", metavar="FILE"
+    ),
     flag("--perfetto", "write a trace to FILE, which ui.perfetto.dev shows", metavar="FILE"),
 )
 _COSTS = (
@@ -474,22 +553,26 @@ _COSTS = (
     ),
     flag(
         "--recompute",
-        "time to compute a forward again before each backward (default: 0, nothing is computed again)",
+        "time to compute a forward again before each backward (default: 0, nothing is computed "
+        "again)",
         type=_times,
         default=0,
         metavar="T",
     ),
     flag(
         "--overhead",
-        "time that every action takes in addition. It isn't divided among a rank's stages (default: 0)",
+        "time that every action takes in addition. It isn't divided among a rank's stages "
+        "(default: 0)",
         type=_times,
         default=0,
         metavar="T",
     ),
     flag(
         "--overlap",
-        'time of two actions that run as a pair, for schedules that have pairs, such as DualPipe: "sum" (nothing is '
-        'hidden, the default), "max" (the shorter one is hidden), or a number, for one pair over all layers of a rank',
+        "time of two actions that run as a pair, for schedules that have pairs, such as DualPipe: "
+        '"sum" (nothing is '
+        'hidden, the default), "max" (the shorter one is hidden), or a number, for one pair over '
+        "all layers of a rank",
         type=_overlap,
         default="sum",
         metavar="T",
@@ -510,7 +593,8 @@ _COSTS = (
     ),
     flag(
         "--message",
-        "size of what a stage sends to the next one, in the unit that --bandwidth counts in. Give a list if stages "
+        "size of what a stage sends to the next one, in the unit that --bandwidth counts in. Give "
+        "a list if stages "
         "differ, such as 1,1,2",
         type=_times,
         default=1,
@@ -520,7 +604,8 @@ _COSTS = (
 _LINKS = (
     flag(
         "--sends",
-        f'who waits until a message has arrived: "{SENDS[0]}" (the default), "{SENDS[1]}" (as in Megatron-LM\'s 1F1B), '
+        f'who waits until a message has arrived: "{SENDS[0]}" (the default), "{SENDS[1]}" (as in '
+        "Megatron-LM's 1F1B), "
         f'or "{SENDS[2]}" (as in its interleaved 1F1B)',
         choices=SENDS,
         default=SENDS[0],
@@ -530,33 +615,40 @@ _MEMORY = (
     flag("file", "CSV file with a line per rank and an action per cell, or - for standard input"),
     flag(
         "--limit",
-        "most that a rank may keep in memory, in units of one forward's activations (default: no limit)",
+        "most that a rank may keep in memory, in units of one forward's activations (default: no "
+        "limit)",
         type=float,
         metavar="X",
     ),
     flag(
         "--activation",
-        "what a forward keeps in memory until its backward. Give a list if stages differ, such as 1,1,2",
+        "what a forward keeps in memory until its backward. Give a list if stages differ, such as "
+        "1,1,2",
         type=_times,
         default=1,
         metavar="X",
     ),
     flag(
         "--weight-input",
-        "what of a forward stays in memory between its input gradient and its weight gradient (default: all of it)",
+        "what of a forward stays in memory between its input gradient and its weight gradient "
+        "(default: all of it)",
         type=_times,
         metavar="X",
     ),
 )
 _NAMED = flag(
-    "schedule", 'schedule to build, such as 1F1B. "pplab schedules" lists all of them', nargs="?", metavar="NAME"
+    "schedule",
+    'schedule to build, such as 1F1B. "pplab schedules" lists all of them',
+    nargs="?",
+    metavar="NAME",
 )
 _LISTING = flag("--json", "print the list as JSON", action="store_true")
 _ABOUT = "Plan, draw, simulate and run pipeline-parallel training."
 _BOX = "--ranks 4 --microbatches 8"
 _EXAMPLES = {
     "Who waits in 1F1B, and for how long?": f"pplab draw 1F1B {_BOX}",
-    "Train a small GPT with it (needs pip install 'pplab[run]'):": f"pplab train --schedule 1F1B {_BOX}",
+    "Train a small GPT with it (needs pip install 'pplab[run]'):": "pplab train --schedule 1F1B "
+    f"{_BOX}",
 }
 COMMANDS = (
     Command(
@@ -565,7 +657,8 @@ COMMANDS = (
         _schedules,
         lambda: [_LISTING],
         "pplab schedules [--json]",
-        "List every schedule that pplab can build, with the numbers of ranks and microbatches that it accepts, its "
+        "List every schedule that pplab can build, with the numbers of ranks and microbatches that "
+        "it accepts, its "
         "options, and the paper or framework that it is from.",
         {
             "Which schedules are there?": "pplab schedules",
@@ -577,12 +670,15 @@ COMMANDS = (
         "draw a schedule as text",
         _draw,
         lambda: (_NAMED, *_SIZES, *_COSTS, *_LINKS),
-        "pplab draw NAME --ranks P --microbatches M [options]\n       pplab draw --csv FILE [options]",
-        "Draw when each rank computes and when it waits, as text with a line per rank. A schedule that gets stuck is "
+        "pplab draw NAME --ranks P --microbatches M [options]\n       pplab draw --csv FILE "
+        "[options]",
+        "Draw when each rank computes and when it waits, as text with a line per rank. A schedule "
+        "that gets stuck is "
         f"drawn as far as it gets. This needs neither PyTorch nor a GPU.\n{_TIMES}",
         {
             "Who waits in 1F1B, and for how long?": f"pplab draw 1F1B {_BOX}",
-            "What if each message takes as long as a forward?": f"pplab draw 1F1B {_BOX} --latency 1",
+            "What if each message takes as long as a forward?": f"pplab draw 1F1B {_BOX} --latency "
+            "1",
             "Draw a schedule of my own:": "pplab draw --csv mine.csv",
         },
     ),
@@ -593,7 +689,8 @@ COMMANDS = (
         lambda: (*SCHEDULE, *_COSTS, *_LINKS, *OUTPUT),
         "pplab simulate --schedule NAME --ranks P --microbatches M [options]\n"
         "       pplab simulate --csv FILE [options]",
-        "Predict how long one training step takes, how long each rank waits, and how many microbatches it keeps in "
+        "Predict how long one training step takes, how long each rank waits, and how many "
+        "microbatches it keeps in "
         f"memory. This needs neither PyTorch nor a GPU.\n{_TIMES}",
         {
             "How long is the bubble of 1F1B?": f"pplab simulate --schedule 1F1B {_BOX}",
@@ -614,13 +711,17 @@ COMMANDS = (
         _validate,
         lambda: _MEMORY,
         "pplab validate FILE [options]",
-        "Check that a schedule in PyTorch's CSV form can run: each action is there once, every rank can finish, and "
-        "no rank needs more memory than you allow. Where the file names sends and receives, each must have its other "
-        "end, and all must arrive in every kind of queue. If it can't run, an error says which action of which rank is "
+        "Check that a schedule in PyTorch's CSV form can run: each action is there once, every "
+        "rank can finish, and "
+        "no rank needs more memory than you allow. Where the file names sends and receives, each "
+        "must have its other "
+        "end, and all must arrive in every kind of queue. If it can't run, an error says which "
+        "action of which rank is "
         "wrong.",
         {
             "Can this schedule run?": "pplab validate mine.csv",
-            "Does each rank get by with four forwards' activations?": "pplab validate mine.csv --limit 4",
+            "Does each rank get by with four forwards' activations?": "pplab validate mine.csv "
+            "--limit 4",
         },
     ),
 )

@@ -22,8 +22,8 @@ from .cli import JSON, OUTPUT, SCHEDULE, Command, Flag, draw, flag, schedule_of,
 if TYPE_CHECKING:
     from ...runtime import Extra, Workload
 
-# What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its object is made from
-# the flag's value, by `from_flag` where it has that.
+# What has a flag of `pplab train`: a class whose `flag` has words of argparse's `add_argument`. Its
+# object is made from the flag's value, by `from_flag` where it has that.
 EXTRAS = [
     "pplab.lab.extras.clip:Clip",
     "pplab.lab.extras.log:Log",
@@ -37,7 +37,9 @@ EXTRAS = [
 
 
 def option_flags() -> Iterator[Flag]:
-    """A flag of `pplab train` for every option of a run, from its name, its default and what a shell says of it."""
+    """A flag of `pplab train` for every option of a run, from its name, its default and what a
+    shell says of it.
+    """
     torch = bring("torch")
     from ...runtime import Options
 
@@ -45,13 +47,21 @@ def option_flags() -> Iterator[Flag]:
         "steps": {"default": 5, "help": "number of steps that train and are measured"},
         "warmup": {"help": "number of steps before the measured ones, which change no weight"},
         "check_gradients": {
-            "help": "compare the first step's gradients with those of one process, and exit with 1 if they differ"
+            "help": "compare the first step's gradients with those of one process, and exit with 1 "
+            "if they differ"
         },
         "optimizer": flag(
-            "--learning-rate", "learning rate of the optimizer, AdamW", type=_adamw, metavar="R", default="0.001"
+            "--learning-rate",
+            "learning rate of the optimizer, AdamW",
+            type=_adamw,
+            metavar="R",
+            default="0.001",
         ),
         "autocast": flag(
-            "--bf16", "compute in bfloat16 where that is safe", action="store_const", const=torch.bfloat16
+            "--bf16",
+            "compute in bfloat16 where that is safe",
+            action="store_const",
+            const=torch.bfloat16,
         ),
     }
     for each in fields(Options):
@@ -68,7 +78,9 @@ def _adamw(rate: str) -> partial:
     try:
         return partial(AdamW, lr=number("a learning rate", float(rate)))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{rate} is not a learning rate: expected a number from 0 on") from error
+        raise argparse.ArgumentTypeError(
+            f"{rate} is not a learning rate: expected a number from 0 on"
+        ) from error
 
 
 def _train_flags() -> Iterator[Flag]:
@@ -103,7 +115,9 @@ def _train(given: argparse.Namespace) -> int:
         elif (run := train_here(*what, *extras, device=given.device, **options)) is None:
             return 0  # another rank has the run
     except NotSaved as error:
-        raise OSError(f"{error.cause}. This program ends now, and the weights are lost with it") from None
+        raise OSError(
+            f"{error.cause}. This program ends now, and the weights are lost with it"
+        ) from None
     found = None
     if (given.explain or given.json) and run.job.engine_name == "pplab":
         from ..measuring import where
@@ -132,7 +146,9 @@ def _extras(given: argparse.Namespace) -> list[Extra]:
         if asked is not None:
             extras.append(asked)
     if given.explain and any(isinstance(extra, TorchEngine) for extra in extras):
-        raise ValueError("--explain needs --engine pplab: torch's runtime doesn't tell when a message was there")
+        raise ValueError(
+            "--explain needs --engine pplab: torch's runtime doesn't tell when a message was there"
+        )
     return extras
 
 
@@ -143,7 +159,9 @@ def workload_of(given: argparse.Namespace) -> Workload:
     sizes = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
     if sizes and given.model not in ("gpt", "mixture"):
         asked = ", ".join(SIZES[name] for name in sizes)
-        raise ValueError(f"{asked}: gpt and mixture have these sizes to choose, {given.model} has its own")
+        raise ValueError(
+            f"{asked}: gpt and mixture have these sizes to choose, {given.model} has its own"
+        )
     if (width := sizes.get("width", 0)) > 4 * _HEAD and width % _HEAD == 0:
         sizes["num_heads"] = width // _HEAD
     return models.workload(given.model, batch_size=given.batch_size, source=given.source, **sizes)
@@ -162,22 +180,35 @@ def _explain(given: argparse.Namespace) -> None:
 
 
 def _explain_flags() -> Iterator[Flag]:
-    yield flag("traces", "folder with the traces or dumps of all ranks, or the files", nargs="+", metavar="JOB")
+    yield flag(
+        "traces",
+        "folder with the traces or dumps of all ranks, or the files",
+        nargs="+",
+        metavar="JOB",
+    )
     yield from SCHEDULE
-    yield flag("--html", "write everything with charts to FILE, a page that needs no other file", metavar="FILE")
+    yield flag(
+        "--html",
+        "write everything with charts to FILE, a page that needs no other file",
+        metavar="FILE",
+    )
     yield JSON
 
 
 _HEAD = 64  # the width of an attention head of a wide model, which GPUs have fast kernels for
-SIZES = {"num_layers": "--layers", "width": "--width", "context": "--context"}  # of a model that is made here
+# of a model that is made here
+SIZES = {"num_layers": "--layers", "width": "--width", "context": "--context"}
 WORKLOAD = (
     flag(
         "--model",
-        "model to train: gpt, mixture, distilbert, or a transformers checkpoint, as a folder or OWNER/NAME on the hub",
+        "model to train: gpt, mixture, distilbert, or a transformers checkpoint, as a folder or "
+        "OWNER/NAME on the hub",
         default="gpt",
     ),
     flag(
-        "--source", "reviews to train on: auto, hub, sample, or a folder of reviews with text and label", default="auto"
+        "--source",
+        "reviews to train on: auto, hub, sample, or a folder of reviews with text and label",
+        default="auto",
     ),
     flag("--data", "another name for --source", dest="source", default="auto", metavar="SOURCE"),
     flag("--device", "device that ranks compute on: auto, cpu or cuda", default="auto"),
@@ -194,16 +225,20 @@ COMMANDS = (
         "train a real model under a schedule",
         _train,
         _train_flags,
-        "pplab train --schedule NAME --ranks P --microbatches M [options]\n       pplab train --csv FILE [options]",
-        "Train a real model under a schedule, with one process per rank, and measure each step. It needs "
+        "pplab train --schedule NAME --ranks P --microbatches M [options]\n       pplab train "
+        "--csv FILE [options]",
+        "Train a real model under a schedule, with one process per rank, and measure each step. It "
+        "needs "
         "pip install 'pplab[run]', and runs on CPUs, too.",
         {
             "Train a small GPT, and compare its gradients with those of one process:": (
                 "pplab train --schedule 1F1B --ranks 2 --microbatches 8 --check-gradients"
             ),
-            "Where does a step's time go?": "pplab train --schedule 1F1B --ranks 2 --microbatches 8 --explain",
+            "Where does a step's time go?": "pplab train --schedule 1F1B --ranks 2 --microbatches "
+            "8 --explain",
             "Train overnight, with a checkpoint after every 100 steps:": (
-                "pplab train --schedule 1F1B --ranks 2 --microbatches 8 --steps 10000 --save night 100"
+                "pplab train --schedule 1F1B --ranks 2 --microbatches 8 --steps 10000 --save night "
+                "100"
             ),
         },
     ),
@@ -213,16 +248,20 @@ COMMANDS = (
         _explain,
         _explain_flags,
         "pplab explain JOB [JOB ...] [options]",
-        "Say why the iterations of a recorded job take so long: which rank, stage or link is slow, which rank is late "
-        "or pauses, and how long an iteration takes without each. It reads the traces that torch.profiler writes of "
-        "PyTorch's pipelining, of all ranks and replicas. If a job hangs, give the dumps of NCCL's flight recorder and "
+        "Say why the iterations of a recorded job take so long: which rank, stage or link is slow, "
+        "which rank is late "
+        "or pauses, and how long an iteration takes without each. It reads the traces that "
+        "torch.profiler writes of "
+        "PyTorch's pipelining, of all ranks and replicas. If a job hangs, give the dumps of NCCL's "
+        "flight recorder and "
         "the schedule that ran.",
         {
             "What makes this job slow?": "pplab explain traces",
             "For what does each rank wait in a job that hangs?": (
                 "pplab explain dumps --schedule 1F1B --ranks 4 --microbatches 8"
             ),
-            "The same with a chart, as a page for a browser:": "pplab explain traces --html job.html",
+            "The same with a chart, as a page for a browser:": "pplab explain traces --html "
+            "job.html",
         },
     ),
 )

@@ -1,4 +1,6 @@
-"""Ranks on several hosts, whose clocks started when their hosts did: how far each is ahead of rank 0's."""
+"""Ranks on several hosts, whose clocks started when their hosts did: how far each is ahead of rank
+0's.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,12 @@ _TAG = 2**31 - 1  # of the messages that ask for the time
 
 
 def ahead_of_rank_0(rank: int, num_ranks: int) -> tuple[int, int]:
-    """By how many nanoseconds this rank's host clock is ahead of rank 0's, and how far off that can be.
+    """By how many nanoseconds this rank's host clock is ahead of rank 0's, and how far off that can
+    be.
 
-    Rank 0 read its clock between this rank's two readings around the question; the closest pair of some says best when.
-    All ranks must call. Rank 0 answers one after the other: a few round trips for each. How the clocks drift apart
-    until the next call isn't in the error.
+    Rank 0 read its clock between this rank's two readings around the question; the closest pair of
+    some says best when. All ranks must call. Rank 0 answers one after the other: a few round trips
+    for each. How the clocks drift apart until the next call isn't in the error.
     """
     message = torch.zeros(1, dtype=torch.int64)
     if rank == 0:
@@ -40,7 +43,9 @@ def ahead_of_rank_0(rank: int, num_ranks: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Hosts(Extra):
-    """Ranks are on several hosts: before every measured step each rank's clock is tied to rank 0's."""
+    """Ranks are on several hosts: before every measured step each rank's clock is tied to rank
+    0's.
+    """
 
     name = "hosts"
 
@@ -64,9 +69,14 @@ class _Tying(Listener):
     def end(self, event: str, what: object) -> None:
         traces = self.rank.clock.traces
         trace = traces[-1]
-        lists = {name: [self._moved(*each) for each in getattr(trace, name)] for name in ("actions", "others")}
+        lists = {
+            name: [self._moved(*each) for each in getattr(trace, name)]
+            for name in ("actions", "others")
+        }
         _, start, end = self._moved(None, trace.start, trace.end)
-        traces[-1] = replace(trace, start=start, end=end, error_ns=trace.error_ns + self._error_ns, **lists)
+        traces[-1] = replace(
+            trace, start=start, end=end, error_ns=trace.error_ns + self._error_ns, **lists
+        )
 
     def _moved(self, what: object, start: int, end: int) -> tuple[object, int, int]:
         return what, start - self._ahead, end - self._ahead

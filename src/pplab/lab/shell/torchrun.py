@@ -2,24 +2,28 @@
 
 On one host:
 
-    torchrun --standalone --nproc-per-node 4 -m pplab train --schedule 1F1B --ranks 4 --microbatches 8
+    torchrun --standalone --nproc-per-node 4 -m pplab train --schedule 1F1B --ranks 4 --microbatches
+    8
 
-On two hosts with two ranks each, where HOST is the first one's name or address, and with `--node-rank 1` on the second:
+On two hosts with two ranks each, where HOST is the first one's name or address, and with
+`--node-rank 1` on the second:
 
     torchrun --nnodes 2 --node-rank 0 --nproc-per-node 2 --master-addr HOST --master-port 29500 \\
         -m pplab train --schedule 1F1B --ranks 4 --microbatches 8
 
-Unless one torchrun has started all ranks, each rank's clock is tied to rank 0's before every step. The run says how far
-off that can be.
+Unless one torchrun has started all ranks, each rank's clock is tied to rank 0's before every step.
+The run says how far off that can be.
 
-torchrun's own store listens on all networks of the first host, unencrypted, also with `--standalone` and with
-`--rdzv-endpoint localhost:0`; whoever reaches it can make ranks run what they like. So use a network that only these
-hosts are in, or a firewall. On one host `pplab train` without torchrun listens on 127.0.0.1 alone, and the ranks' own
-connections stay there with GLOO_SOCKET_IFNAME=lo.
+torchrun's own store listens on all networks of the first host, unencrypted, also with
+`--standalone` and with `--rdzv-endpoint localhost:0`; whoever reaches it can make ranks run what
+they like. So use a network that only these hosts are in, or a firewall. On one host `pplab train`
+without torchrun listens on 127.0.0.1 alone, and the ranks' own connections stay there with
+GLOO_SOCKET_IFNAME=lo.
 
-Hosts with several networks may need to be told which one: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the interface.
-Ranks in one host share no memory here as a pool's do: tensors cross by NCCL where every rank of every host has a GPU of
-its own, and by gloo, through the host's memory, otherwise.
+Hosts with several networks may need to be told which one: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME
+name the interface. Ranks in one host share no memory here as a pool's do: tensors cross by NCCL
+where every rank of every host has a GPU of its own, and by gloo, through the host's memory,
+otherwise.
 """
 
 from __future__ import annotations
@@ -77,19 +81,23 @@ def train_here(
     hosts = [Hosts()] if several_hosts() else []
     job = make_job(schedule, workload, num_ranks, [*extras, *hosts], **options)
     os.environ.update(gpu.ENVIRONMENT)  # as it may turn out: to ask for devices starts CUDA
-    local_rank, local_ranks = (int(os.environ.get(f"LOCAL_{x}", os.environ[x])) for x in ("RANK", "WORLD_SIZE"))
+    local_rank, local_ranks = (
+        int(os.environ.get(f"LOCAL_{x}", os.environ[x])) for x in ("RANK", "WORLD_SIZE")
+    )
     devices, transport = choose_transport(local_ranks, device, "auto")
     place = torch.device(devices[local_rank])
     if place.type == "cuda":
         gpu.take(place)
     patience = timedelta(seconds=timeout_s)
     launcher, _, _ = next(dist.rendezvous("env://", timeout=patience))
-    store = dist.PrefixStore(f"pplab/{next(_RUNS)}", launcher)  # an earlier run's addresses lead nowhere
+    # an earlier run's addresses lead nowhere
+    store = dist.PrefixStore(f"pplab/{next(_RUNS)}", launcher)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=patience)
     try:
         found: list = [None] * num_ranks
         dist.all_gather_object(found, transport)
-        if set(found) != {"nccl"}:  # a host has fewer GPUs than ranks: all take what every host can do
+        # a host has fewer GPUs than ranks: all take what every host can do
+        if set(found) != {"nccl"}:
             transport = "gloo"
         context = RankContext(rank, num_ranks, place, transport, patience, store)
         with ExitStack() as during:
@@ -102,10 +110,15 @@ def train_here(
             if rank == 0:
                 cores = len(os.sched_getaffinity(0))
                 here = lambda function, *arguments: function(context, *arguments)  # noqa: E731
-                gradients = check_gradients(here, job, reports) if job.options.check_gradients else None
+                gradients = (
+                    check_gradients(here, job, reports) if job.options.check_gradients else None
+                )
                 run = make_run(job, reports, gradients, devices, notes(devices, cores, device))
                 if hosts:
-                    tied = "ranks on several hosts: before every step each host's clock is tied to rank 0's"
+                    tied = (
+                        "ranks on several hosts: before every step each host's clock is tied to "
+                        "rank 0's"
+                    )
                     off = f"a rank's times can be {run.machine.clock_error_ms:.2f} ms off"
                     run = replace(run, notes=(*run.notes, f"{tied}; {off}"))
             dist.barrier()  # no rank goes on, to resume perhaps, before a checkpoint is there

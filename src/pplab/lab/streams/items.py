@@ -24,7 +24,9 @@ class Items:
         return len(self.needs) - 1
 
     def split(self, item: int, pieces: int) -> list[int]:
-        """The item in as many equal pieces, which take turns: it is the last of them, and the first one waits."""
+        """The item in as many equal pieces, which take turns: it is the last of them, and the first
+        one waits.
+        """
         self.durations[item] /= pieces
         found = [self.new(self.durations[item]) for _ in range(pieces - 1)] + [item]
         for each in (self.needs, self.lags):

@@ -1,4 +1,6 @@
-"""Activations copied to the host's memory while they wait for their backward: simulated, on streams beside compute."""
+"""Activations copied to the host's memory while they wait for their backward: simulated, on streams
+beside compute.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +29,25 @@ Places = dict[tuple[int, int], int]  # (stage, microbatch) -> place in a row
 class Offload:
     """How long copies take, and which are made.
 
-    - `out`: a copy to the host of what a stage keeps of a microbatch, in the unit of the costs, or one value per stage;
-      `back`: the copy back, as long when left out.
-    - `share`: how much of it is copied, from 0 to 1, or one value per stage. `out` and `back` are for that share.
-    - `pieces`: in how many equal ones a stage's activations leave and come back: layer by layer, say. A piece leaves as
-      soon as its part of the forward is done, and is freed by its part of the backward.
+    - `out`: a copy to the host of what a stage keeps of a microbatch, in the unit of the costs, or
+      one value per stage; `back`: the copy back, as long when left out.
+    - `share`: how much of it is copied, from 0 to 1, or one value per stage. `out` and `back` are
+      for that share.
+    - `pieces`: in how many equal ones a stage's activations leave and come back: layer by layer,
+      say. A piece leaves as soon as its part of the forward is done, and is freed by its part of
+      the backward.
     - `ahead`: how many pieces of its rank's backwards before its own a copy back may begin.
 
-    A rank has an engine for each direction. Each makes one copy at a time: out in the order of forwards, back in the
-    order of backwards. What a rank's next action already needs isn't copied. Copies are named like actions: `0O3`
-    after `0F3`, and `0R3` before `0B3` or `0I3`.
+    A rank has an engine for each direction. Each makes one copy at a time: out in the order of
+    forwards, back in the order of backwards. What a rank's next action already needs isn't copied.
+    Copies are named like actions: `0O3` after `0F3`, and `0R3` before `0B3` or `0I3`.
 
     >>> from pplab import build
-    >>> found = Offload(out=1).simulate(build("GPipe", num_ranks=4, num_microbatches=8))
+    >>> rows = build("GPipe", num_ranks=4, num_microbatches=8)
+    >>> found = Offload(out=1).simulate(rows)
     >>> found.timeline.makespan, found.peak_held(), found.peak_on_host()
     (33.0, (3.0, 3.0, 3.0, 3.0), (7.0, 7.0, 7.0, 7.0))
-    >>> Offload(out=1, pieces=2).simulate(build("GPipe", num_ranks=4, num_microbatches=8)).peak_held()
+    >>> Offload(out=1, pieces=2).simulate(rows).peak_held()
     (1.5, 1.5, 1.5, 1.5)
     """
 
@@ -62,8 +67,9 @@ class Offload:
     def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Offloaded:
         """Predict when everything happens, by `pplab.simulate`'s loop.
 
-        A rank's two engines are two more rows. A backward waits for its copy in an item in front of it, and so does a
-        copy back for the start of an earlier backward. ScheduleError and ValueError as `pplab.simulate`.
+        A rank's two engines are two more rows. A backward waits for its copy in an item in front of
+        it, and so does a copy back for the start of an earlier backward. ScheduleError and
+        ValueError as `pplab.simulate`.
         """
         expect(Schedule, schedule=schedule)
         costs = Costs() if costs is None else costs
@@ -73,23 +79,30 @@ class Offload:
             check_length(name, getattr(self, name), schedule.num_stages)
         validate(schedule)
         rows, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
-        rows, items, copies = rows[:], Items(*(column[:] for column in columns)), []  # a copy: its rank, name and item
+        # a copy: its rank, name and item
+        rows, items, copies = rows[:], Items(*(column[:] for column in columns)), []
         count, n = schedule.columns.bounds[-1], self.pieces
-        inner = [items.split(i, n) for i in range(count)]  # an action's pieces; the last one is the action's item
+        # an action's pieces; the last one is the action's item
+        inner = [items.split(i, n) for i in range(count)]
         for rank, first in enumerate(schedule.columns.bounds[:-1]):
             leaving, turns = leaving_of(schedule.rows[rank], self.share)
             out = {
-                key: [items.new(of_stage(self.out, key[0]) / n, piece) for piece in inner[first + i]]
+                key: [
+                    items.new(of_stage(self.out, key[0]) / n, piece) for piece in inner[first + i]
+                ]
                 for key, i in leaving.items()
             }
-            copies += [(rank, f"{stage}O{m}", copy) for (stage, m), each in out.items() for copy in each]
+            copies += [
+                (rank, f"{stage}O{m}", copy) for (stage, m), each in out.items() for copy in each
+            ]
             keys, places = list(turns), list(chain(*(inner[first + i] for i in turns.values())))
             back, before = [], defaultdict(list)  # before: what stands before an item
             for j, place in enumerate(places):
                 stage, m = keys[j // n]
                 if (stage, m) not in out:
                     continue
-                if j >= self.ahead:  # an item that waits as an earlier backward does ends when that begins
+                # an item that waits as an earlier backward does ends when that begins
+                if j >= self.ahead:
                     earlier = places[j - self.ahead]
                     begun = items.new(0, items.needs[earlier], items.lags[earlier])
                     before[earlier].append(begun)
@@ -109,17 +122,22 @@ class Offload:
 
 
 def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places, Places]:
-    """Whose activations leave, in the order of forwards, and all turns to come back, in the order of backwards: by
-    stage and microbatch, with their places in the row. What the next action already needs stays."""
+    """Whose activations leave, in the order of forwards, and all turns to come back, in the order
+    of backwards: by stage and microbatch, with their places in the row. What the next action
+    already needs stays.
+    """
     at = [(part, i) for i, item in enumerate(row) for part in parts(item)]
     forwards = {(part.stage, part.microbatch): i for part, i in at if part.kind is F}
     turns = {(part.stage, part.microbatch): i for part, i in at if part.kind in INPUT_GRADIENT}
-    return {key: i for key, i in forwards.items() if turns[key] > i + 1 and of_stage(share, key[0])}, turns
+    return {
+        key: i for key, i in forwards.items() if turns[key] > i + 1 and of_stage(share, key[0])
+    }, turns
 
 
 @dataclass(frozen=True)
 class Offloaded:
-    """A simulated step with copies: `timeline`, whose `others` they are, and what they leave on the GPU.
+    """A simulated step with copies: `timeline`, whose `others` they are, and what they leave on the
+    GPU.
 
     `pieces` are those of every span: when they start, and when they end.
     """
@@ -129,11 +147,17 @@ class Offloaded:
     pieces: tuple[tuple[tuple[float, float], ...], ...]
 
     def peak_held(self, memory: Memory | None = None) -> tuple[float, ...]:
-        """Per rank, the most that its GPU holds, in the unit of `memory`; without one, in stages' activations."""
-        return tuple(map(peak_of, self._changes(memory or Memory()), self._always(memory or Memory())))
+        """Per rank, the most that its GPU holds, in the unit of `memory`; without one, in stages'
+        activations.
+        """
+        return tuple(
+            map(peak_of, self._changes(memory or Memory()), self._always(memory or Memory()))
+        )
 
     def peak_on_host(self, memory: Memory | None = None) -> tuple[float, ...]:
-        """Per rank, the most that lies in its host's memory: from the start of a copy out to the end of that back."""
+        """Per rank, the most that lies in its host's memory: from the start of a copy out to the
+        end of that back.
+        """
         return tuple(peak_of(each) for each in self._on_host(memory or Memory()))
 
     def _always(self, memory: Memory) -> list[float]:
@@ -143,7 +167,11 @@ class Offloaded:
     def _moved(self, copy: Span, memory: Memory) -> float:
         """How much a copy moves."""
         stage = _stage_of(copy)
-        return of_stage(self.offload.share, stage) * of_stage(memory.activation, stage) / self.offload.pieces
+        return (
+            of_stage(self.offload.share, stage)
+            * of_stage(memory.activation, stage)
+            / self.offload.pieces
+        )
 
     def _changes(self, memory: Memory) -> list[Changes]:
         """Per rank, when what its GPU holds changes, and by how much."""
@@ -190,9 +218,14 @@ def _stage_of(copy: Span) -> int:
 
 
 def check_sends(sends: object = "nobody waits", **_: object) -> None:
-    """ValueError where somebody would wait for what he sends: what this simulates has no such waits."""
+    """ValueError where somebody would wait for what he sends: what this simulates has no such
+    waits.
+    """
     if sends != "nobody waits":
-        raise ValueError(f"copies and passes of all ranks are simulated where nobody waits, got {sends=}: leave it out")
+        raise ValueError(
+            f"copies and passes of all ranks are simulated where nobody waits, got {sends=}: leave "
+            "it out"
+        )
 
 
 def offloaded_row(
@@ -206,27 +239,37 @@ def offloaded_row(
     pieces: int = 1,
     **options: object,
 ) -> Entry:
-    """A row of the case's ledger, as `Case.row`, with copies to the host at so many gigabytes a second each way.
+    """A row of the case's ledger, as `Case.row`, with copies to the host at so many gigabytes a
+    second each way.
 
     >>> offloaded_row(Case(), "1F1B", 8, 50, share=0.5, pieces=8)
                                                    M  step    busy  fullest rank  fits in 80 GB  a billion tokens
     1F1B, 50 % to the host at 50 GB/s in 8 pieces  8  3.37 s  63 %  62.5 GB       yes            $114 in 14.3 h
-    """
+    """  # noqa: E501
     number("gb_per_s", gb_per_s)
     if not gb_per_s > 0:
         raise ValueError(f"gb_per_s must be more than 0, got {gb_per_s!r}")
     check_sends(**options)
     row = case.row(schedule, num_microbatches, **options)
     if row.timeline is None:
-        raise ValueError(f"{row.what!r} is no schedule, and keeps nothing that could be copied: name one")
+        raise ValueError(
+            f"{row.what!r} is no schedule, and keeps nothing that could be copied: name one"
+        )
     rows, memory, share = row.timeline.schedule, row.memory, per_stage("share", share, 1)
     check_length("share", share, rows.num_stages)
     plan = case.plan(rows, num_microbatches, row.microbatch, cut=row.cut, recompute=row.recompute)
-    kept = [of_stage(share, s) * of_stage(memory.activation, s) for s in range(rows.num_stages)]  # GB
-    found = Offload([gb / gb_per_s for gb in kept], None, share, ahead, pieces).simulate(rows, plan.costs)
+    # GB
+    kept = [of_stage(share, s) * of_stage(memory.activation, s) for s in range(rows.num_stages)]
+    found = Offload([gb / gb_per_s for gb in kept], None, share, ahead, pieces).simulate(
+        rows, plan.costs
+    )
     step = row.step_s - row.timeline.makespan + found.timeline.makespan
-    busy = total(end - start for each in found.pieces for start, end in each) / (case.num_ranks * step)
+    busy = total(end - start for each in found.pieces for start, end in each) / (
+        case.num_ranks * step
+    )
     held = found.peak_held(memory)
     said = "" if isinstance(share, tuple) else f"{share:.0%} ".replace("%", " %")
-    what = f"{row.what}, {said}to the host at {gb_per_s:g} GB/s" + (f" in {pieces} pieces" if pieces > 1 else "")
+    what = f"{row.what}, {said}to the host at {gb_per_s:g} GB/s" + (
+        f" in {pieces} pieces" if pieces > 1 else ""
+    )
     return replace(row, what=what, step_s=step, busy=busy, held_gb=held, timeline=found.timeline)

@@ -1,7 +1,9 @@
-"""Lowered rows against the clock, where a rank's messages wait in a queue: what an early receive costs.
+"""Lowered rows against the clock, where a rank's messages wait in a queue: what an early receive
+costs.
 
-`simulate` lets every message go when it is made. A GPU's messages stand in the order in which the host posted them, on
-one stream, and a receive at the head holds up the sends behind it until its own message has come.
+`simulate` lets every message go when it is made. A GPU's messages stand in the order in which the
+host posted them, on one stream, and a receive at the head holds up the sends behind it until its
+own message has come.
 """
 
 from __future__ import annotations
@@ -34,25 +36,40 @@ _WHOSE = {
 End = tuple[int, Action]  # of a message: a rank, and what it posts
 
 
-def parse_lowered(rows: str | Iterable[Iterable[Action | Overlap | str] | str]) -> tuple[LoweredRow, ...]:
-    """Lowered rows from a text that `read_csv` reads, from one text per row, or from actions, without blank cells and
-    what isn't computation or a message: FSDP's actions, and torch 2.15's waits for sends."""
+def parse_lowered(
+    rows: str | Iterable[Iterable[Action | Overlap | str] | str],
+) -> tuple[LoweredRow, ...]:
+    """Lowered rows from a text that `read_csv` reads, from one text per row, or from actions,
+    without blank cells and what isn't computation or a message: FSDP's actions, and torch 2.15's
+    waits for sends.
+    """
     lines = cells_of(rows) if isinstance(rows, str) else list(rows)
-    cells = [line.replace(",", " ").split() if isinstance(line, str) else filter(None, line) for line in lines]
+    cells = [
+        line.replace(",", " ").split() if isinstance(line, str) else filter(None, line)
+        for line in lines
+    ]
     return tuple(
-        tuple(parse(x) if isinstance(x, str) else x for x in row if not re.search("WAIT|SHARD|REDUCE", str(x)))
+        tuple(
+            parse(x) if isinstance(x, str) else x
+            for x in row
+            if not re.search("WAIT|SHARD|REDUCE", str(x))
+        )
         for row in cells
     )
 
 
 def compute_of(rows: Sequence[LoweredRow], name: str = "custom") -> Schedule:
     """The schedule whose computation lowered rows hold."""
-    return Schedule([[x for x in row if isinstance(x, Overlap) or x.kind in COMPUTE] for row in rows], name)
+    return Schedule(
+        [[x for x in row if isinstance(x, Overlap) or x.kind in COMPUTE] for row in rows], name
+    )
 
 
 def check_messages(rows: Sequence[LoweredRow]) -> None:
-    """ScheduleError unless each message that the rows' computation needs has both its ends, on their ranks, and there
-    is no other: what lacks or is too much first, then what is posted before it is made, or after it is used."""
+    """ScheduleError unless each message that the rows' computation needs has both its ends, on
+    their ranks, and there is no other: what lacks or is too much first, then what is posted before
+    it is made, or after it is used.
+    """
     num_stages = compute_of(rows).num_stages
     places: dict[End, int] = {}
     makers, users = {}, {}  # of sends, of receives: which rank runs which action
@@ -60,7 +77,9 @@ def check_messages(rows: Sequence[LoweredRow]) -> None:
         for at, item in enumerate(row):
             for action in parts(item):
                 if (rank, action) in places:
-                    raise ScheduleError(f"rank {rank} has {action} twice", "remove one of the two", rank, action)
+                    raise ScheduleError(
+                        f"rank {rank} has {action} twice", "remove one of the two", rank, action
+                    )
                 places[rank, action] = at
                 if action.kind in COMPUTE:
                     if message := outgoing(action, num_stages):
@@ -72,7 +91,10 @@ def check_messages(rows: Sequence[LoweredRow]) -> None:
         send = other_end(receive)
         if send not in makers:
             raise ScheduleError(
-                f"rank {rank} runs {user}, and no rank has what makes {send} for it", "add that action", rank, user
+                f"rank {rank} runs {user}, and no rank has what makes {send} for it",
+                "add that action",
+                rank,
+                user,
             )
         source, maker = makers[send]
         if source == rank:
@@ -87,28 +109,41 @@ def check_messages(rows: Sequence[LoweredRow]) -> None:
     for rank, action in places:
         if action.kind not in COMPUTE and (rank, action) not in needed:
             runs = makers.get(action) or users.get(action)
-            why = f"{runs[1]} is on rank {runs[0]}" if runs and runs[0] != rank else "no action needs that message"
-            raise ScheduleError(f"rank {rank} posts {action}, and {why}", "leave it out there", rank, action)
+            why = (
+                f"{runs[1]} is on rank {runs[0]}"
+                if runs and runs[0] != rank
+                else "no action needs that message"
+            )
+            raise ScheduleError(
+                f"rank {rank} posts {action}, and {why}", "leave it out there", rank, action
+            )
     for rank, message in needed:
         _, action = makers.get(message) or users[message]
         if (places[rank, message] > places[rank, action]) != _is_send(message):
             early, move = (
                 (f"posts {message} before {action} makes it", f"move it behind {action}")
                 if _is_send(message)
-                else (f"runs {action} before {message}, which it needs", f"move {message} before {action}")
+                else (
+                    f"runs {action} before {message}, which it needs",
+                    f"move {message} before {action}",
+                )
             )
             raise ScheduleError(f"rank {rank} {early}", move, rank, message)
 
 
 def check_queues(rows: Sequence[LoweredRow]) -> None:
-    """ScheduleError unless the rows' messages arrive, each by itself and in every queue that a framework may have."""
+    """ScheduleError unless the rows' messages arrive, each by itself and in every queue that a
+    framework may have.
+    """
     schedule = simulate_lowered(rows, queue="none").schedule
     for queue, whose in _WHOSE.items():
         try:
             Flow(rows, schedule, queue).timeline()
         except ScheduleError as error:
             runs = "where no message waits for another (gloo) this runs"
-            raise ScheduleError(f"{runs}, but not with a queue for each {whose}: {error.cause}", error.remedy) from None
+            raise ScheduleError(
+                f"{runs}, but not with a queue for each {whose}: {error.cause}", error.remedy
+            ) from None
 
 
 def simulate_lowered(
@@ -121,24 +156,29 @@ def simulate_lowered(
 ) -> Timeline:
     """Predict the timeline of lowered rows whose messages wait for each other.
 
-    Sends and receives are posted in the row's order and cost the rank nothing; an action waits for its receive. Of a
-    queue only the head is on the way, from when both its send and its receive are at the head of their queues; that
-    takes the link's latency and what the bandwidth says. Nothing is buffered. `queue`:
+    Sends and receives are posted in the row's order and cost the rank nothing; an action waits for
+    its receive. Of a queue only the head is on the way, from when both its send and its receive are
+    at the head of their queues; that takes the link's latency and what the bandwidth says. Nothing
+    is buffered. `queue`:
 
-    - "rank": all of a rank's messages in one queue, as with NCCL in torch 2.10, 2.11 and, by default, 2.15;
-    - "pair": one for each pair of ranks, as with NCCL in torch 2.12 to 2.14, and with "nccl-lazy" in 2.15;
-    - "channel": one for each direction of a pair, as torch 2.15 has it if asked, and a pool of pplab's on GPUs;
-    - "direction": one for activations and one for gradients, whoever the peer is, as torch 2.14 has it if asked;
+    - "rank": all of a rank's messages in one queue, as with NCCL in torch 2.10, 2.11 and, by
+      default, 2.15;
+    - "pair": one for each pair of ranks, as with NCCL in torch 2.12 to 2.14, and with "nccl-lazy"
+      in 2.15;
+    - "channel": one for each direction of a pair, as torch 2.15 has it if asked, and a pool of
+      pplab's on GPUs;
+    - "direction": one for activations and one for gradients, whoever the peer is, as torch 2.14 has
+      it if asked;
     - "none": a message leaves when it is made, as in `simulate`.
 
-    `waits`: sends at which the rank stands still until the message has arrived. Receives that are posted with a send
-    stand before it.
+    `waits`: sends at which the rank stands still until the message has arrived. Receives that are
+    posted with a send stand before it.
 
     The timeline's `others` are the sends and receives, from the head of their queue to the end.
 
-    Raises ScheduleError for a message that lacks an end, that is too much, or that is posted before it is made or
-    after it is used, and when the rows or the queues can't go on, naming what each rank stands at; ValueError for an
-    unknown queue, or costs that don't fit.
+    Raises ScheduleError for a message that lacks an end, that is too much, or that is posted before
+    it is made or after it is used, and when the rows or the queues can't go on, naming what each
+    rank stands at; ValueError for an unknown queue, or costs that don't fit.
     """
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
@@ -147,15 +187,20 @@ def simulate_lowered(
 
 
 class Flow:
-    """Lowered rows as rows of the loop: one for each rank, and one for each queue. The rows are known to have each
-    message of the schedule, in order. `timeline` is as `simulate_lowered`, for any costs.
+    """Lowered rows as rows of the loop: one for each rank, and one for each queue. The rows are
+    known to have each message of the schedule, in order. `timeline` is as `simulate_lowered`, for
+    any costs.
 
-    An action is an item. An end of a message is three, with numbers in turn: it is posted, in its rank's row; it stands
-    at the head of its queue, and it has passed, in that queue's row.
+    An action is an item. An end of a message is three, with numbers in turn: it is posted, in its
+    rank's row; it stands at the head of its queue, and it has passed, in that queue's row.
     """
 
     def __init__(
-        self, rows: Sequence[LoweredRow], schedule: Schedule, queue: str, waits: Collection[Action] = ()
+        self,
+        rows: Sequence[LoweredRow],
+        schedule: Schedule,
+        queue: str,
+        waits: Collection[Action] = (),
     ) -> None:
         self.rows, self.schedule, self.home = rows, schedule, schedule.home()
         self.items, self.number = Items(), {}
@@ -169,17 +214,26 @@ class Flow:
                     continue
                 self.items.new(need=number)
                 self.items.new()
-                names = {"rank": (), "pair": (peer,), "channel": (peer, _is_send(item)), "none": (item,)}
+                names = {
+                    "rank": (),
+                    "pair": (peer,),
+                    "channel": (peer, _is_send(item)),
+                    "none": (item,),
+                }
                 names["direction"] = (item.kind in (SEND_F, RECV_F),)
                 self.queues[rank, *names[queue]].append((rank, item))
                 self.others[rank, item] = peer, other_end(item)
         for end, other in self.others.items():
             send = end if _is_send(end[1]) else other
-            self.items.needs[self.number[end] + 2] = self.number[send if queue == "none" else other] + 1
+            self.items.needs[self.number[end] + 2] = (
+                self.number[send if queue == "none" else other] + 1
+            )
         self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
 
     def timeline(self, costs: Costs | None = None) -> Timeline:
-        """What the rows take at these costs. ScheduleError where the rows or the queues can't go on."""
+        """What the rows take at these costs. ScheduleError where the rows or the queues can't go
+        on.
+        """
         costs, schedule = Costs() if costs is None else costs, self.schedule
         expect(Costs, costs=costs)
         costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
@@ -236,7 +290,10 @@ class Flow:
 
     def _run(self) -> tuple[list, list]:
         """When every item starts, and when it ends. ScheduleError where one doesn't."""
-        queues = [[self.number[end] + k for end in queue for k in (1, 2)] for queue in self.queues.values()]
+        queues = [
+            [self.number[end] + k for end in queue for k in (1, 2)]
+            for queue in self.queues.values()
+        ]
         starts, ends = self.items.run(self.turns + queues)
         if None in ends:
             raise self._stuck(ends)
@@ -257,7 +314,8 @@ class Flow:
                 said.append(f"rank {rank} {standing}{having}")
         return ScheduleError(
             f"deadlock of messages: {'; '.join(said)}",
-            "on both ranks, put the send and the receive of a message in one order with the messages around them",
+            "on both ranks, put the send and the receive of a message in one order with the "
+            "messages around them",
         )
 
 

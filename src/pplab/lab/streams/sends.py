@@ -24,18 +24,23 @@ _WHOSE = {  # schedules are sent so
 }
 
 
-def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = SENDS[0]) -> Timeline:
-    """Predict the timeline of a schedule whose ranks wait for what they send, as their framework does. `sends`:
+def simulate_sends(
+    schedule: Schedule, costs: Costs | None = None, sends: str = SENDS[0]
+) -> Timeline:
+    """Predict the timeline of a schedule whose ranks wait for what they send, as their framework
+    does. `sends`:
 
-    - "nobody waits": as `simulate`, as pplab's executor, and torch's interpreter over gloo. Over NCCL a receive that
-      the interpreter posts early can hold a send up: `simulate_lowered` of `lower_by_torch`'s rows, a queue per pair;
-    - "both wait": 1F1B as Megatron-LM sends it. A message travels once its receiver has asked for it, which a rank does
-      when it needs it, and its sender stands still until it has arrived. Torch's Schedule1F1B takes as long with equal
-      stages and latencies of at most F and B, and never longer. Torch's ScheduleGPipe asks as late, and waits for its
-      sends where that costs no time;
-    - "forwards wait": interleaved 1F1B as Megatron-LM sends it since core 0.18, for 2P, 3P, ... microbatches. A rank
-      asks for a message behind its last action of that kind, and stands still until what a forward sends has arrived;
-      in the cool-down for what backwards send, too.
+    - "nobody waits": as `simulate`, as pplab's executor, and torch's interpreter over gloo. Over
+      NCCL a receive that the interpreter posts early can hold a send up: `simulate_lowered` of
+      `lower_by_torch`'s rows, a queue per pair;
+    - "both wait": 1F1B as Megatron-LM sends it. A message travels once its receiver has asked for
+      it, which a rank does when it needs it, and its sender stands still until it has arrived.
+      Torch's Schedule1F1B takes as long with equal stages and latencies of at most F and B, and
+      never longer. Torch's ScheduleGPipe asks as late, and waits for its sends where that costs no
+      time;
+    - "forwards wait": interleaved 1F1B as Megatron-LM sends it since core 0.18, for 2P, 3P, ...
+      microbatches. A rank asks for a message behind its last action of that kind, and stands still
+      until what a forward sends has arrived; in the cool-down for what backwards send, too.
 
     Raises ValueError for rows that no framework sends so, and otherwise as `simulate`.
 
@@ -47,7 +52,9 @@ def simulate_sends(schedule: Schedule, costs: Costs | None = None, sends: str = 
 
 
 def simulator_of(schedule: Schedule, sends: str) -> Callable[[Costs | None], Timeline]:
-    """`simulate_sends` of one schedule, for many costs: what doesn't depend on them is made once."""
+    """`simulate_sends` of one schedule, for many costs: what doesn't depend on them is made
+    once.
+    """
     if sends == SENDS[0]:
         return partial(simulate, schedule)
     rows, waits = posted(schedule, sends)
@@ -55,17 +62,22 @@ def simulator_of(schedule: Schedule, sends: str) -> Callable[[Costs | None], Tim
 
 
 def sends_in(framework: str, name: str, num_ranks: int, num_microbatches: int) -> str:
-    """Which of SENDS it is where "Megatron-LM" or "torch" runs the schedule of that name. Megatron-LM's interleaved one
-    waits for forwards where microbatches are two whole rounds of the ranks, or more."""
+    """Which of SENDS it is where "Megatron-LM" or "torch" runs the schedule of that name.
+    Megatron-LM's interleaved one waits for forwards where microbatches are two whole rounds of the
+    ranks, or more.
+    """
     for sends, whose in _WHOSE.items():
-        if framework in whose.get(name, "") and (sends != "forwards wait" or _rounds(num_ranks, num_microbatches)):
+        if framework in whose.get(name, "") and (
+            sends != "forwards wait" or _rounds(num_ranks, num_microbatches)
+        ):
             return sends
     return SENDS[0]
 
 
 def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
-    """The rows as their framework posts messages, and the sends for which it waits there. What is posted with a send
-    stands before it."""
+    """The rows as their framework posts messages, and the sends for which it waits there. What is
+    posted with a send stands before it.
+    """
     expect(Schedule, schedule=schedule)
     if sends not in SENDS:
         raise unknown("sends", sends, SENDS)
@@ -76,17 +88,20 @@ def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
     if not names:
         theirs = " and ".join(f"{name}'s ({whose})" for name, whose in _WHOSE[sends].items())
         raise ValueError(
-            f"sends={sends!r} is for {theirs} own rows, and {schedule.name} has others: give sends='nobody waits'"
+            f"sends={sends!r} is for {theirs} own rows, and {schedule.name} has others: give "
+            "sends='nobody waits'"
         )
     P, M = schedule.num_ranks, schedule.num_microbatches
     if ahead and not _rounds(P, M):
         raise ValueError(
-            f"sends={sends!r} needs microbatches in at least two whole rounds of {P}, one for each rank, got {M}"
+            f"sends={sends!r} needs microbatches in at least two whole rounds of {P}, one for each "
+            f"rank, got {M}"
         )
     rows, waits = [], set()
     for row in lower(schedule):
         places = []  # behind which action, where, what
-        last, now, before = {RECV_F: -1}, -1, None  # the last action of a receive's kind, and of any
+        # the last action of a receive's kind, and of any
+        last, now, before = {RECV_F: -1}, -1, None
         for item in row:
             if item.kind in COMPUTE:
                 now += 1
@@ -94,12 +109,20 @@ def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
                 places.append((now, 0, item))
             elif item.kind in (SEND_F, SEND_B):
                 places.append((now, 2, item))
-                if names != ["GPipe"] and not (ahead and item.kind is SEND_B and last[RECV_F] >= now - 1):
+                if names != ["GPipe"] and not (
+                    ahead and item.kind is SEND_B and last[RECV_F] >= now - 1
+                ):
                     waits.add(item)
             elif ahead:  # the first gradient's before the forward that it stands behind
                 places.append((last.get(item.kind, now - 1), 1, item))
             else:  # with a send to the same neighbour
-                places.append((now, 3 if (before, item.kind) in ((SEND_F, RECV_F), (SEND_B, RECV_B)) else 1, item))
+                places.append(
+                    (
+                        now,
+                        3 if (before, item.kind) in ((SEND_F, RECV_F), (SEND_B, RECV_B)) else 1,
+                        item,
+                    )
+                )
             before = item.kind
         rows.append(tuple(item for *_, item in sorted(places, key=itemgetter(0, 1))))
     return rows, waits

@@ -1,4 +1,6 @@
-"""A head whose vocabulary is spread over all ranks: passes that wait for every rank, beside 1F1B's, simulated."""
+"""A head whose vocabulary is spread over all ranks: passes that wait for every rank, beside 1F1B's,
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,22 @@ ROUNDING = 1e-9  # of an interval
 
 @dataclass(frozen=True)
 class VocabularyParallel:
-    """1F1B over stages without a head, whose matrix is cut along the vocabulary, a part for each rank.
+    """1F1B over stages without a head, whose matrix is cut along the vocabulary, a part for each
+    rank.
 
-    - `softmax`: how long a rank takes for pass S of a microbatch, once the last stage's output is there: the logits of
-      its part, with their largest and their sum. In the unit of the costs.
+    - `softmax`: how long a rank takes for pass S of a microbatch, once the last stage's output is
+      there: the logits of its part, with their largest and their sum. In the unit of the costs.
     - `gradient`: the same for pass T, once S is done on all ranks and the whole softmax is known.
-    - `message`: how long it takes to hand the output to all ranks, before S, and again to add up its gradient over
-      them. The largest and the sum, two numbers per token, take no time.
-    - `waits`: 2 where T makes the output's gradient, so that the last stage's backward waits for T of all ranks. With
-      1, S prepares it, which makes S longer and T shorter: that backward waits for S, and T has weights alone to do.
+    - `message`: how long it takes to hand the output to all ranks, before S, and again to add up
+      its gradient over them. The largest and the sum, two numbers per token, take no time.
+    - `waits`: 2 where T makes the output's gradient, so that the last stage's backward waits for T
+      of all ranks. With 1, S prepares it, which makes S longer and T shorter: that backward waits
+      for S, and T has weights alone to do.
 
-    Yeung et al. 2024, arXiv:2411.05288, algorithms 1 (two waits) and 2 (one). The order comes from a building block. In
-    an interval, as long as an F, B, S and T of the slowest rank, each rank runs one of each, in one order for all; each
-    pass of a microbatch takes the first turn of its kind after what it waits for, as if messages took no time.
+    Yeung et al. 2024, arXiv:2411.05288, algorithms 1 (two waits) and 2 (one). The order comes from
+    a building block. In an interval, as long as an F, B, S and T of the slowest rank, each rank
+    runs one of each, in one order for all; each pass of a microbatch takes the first turn of its
+    kind after what it waits for, as if messages took no time.
 
     >>> [max(VocabularyParallel(0.5, 0.5, waits=n).simulate(4, 16).peak_in_flight) for n in (1, 2)]
     [5, 6]
@@ -54,23 +59,37 @@ class VocabularyParallel:
         if positive_int("waits", self.waits) > 2:
             raise ValueError(f"waits must be 1 or 2, got {self.waits}")
 
-    def simulate(self, num_ranks: int, num_microbatches: int, costs: Costs | None = None) -> Timeline:
-        """Predict a step; passes S and T are the timeline's `others`, under these names, in the order of microbatches.
+    def simulate(
+        self, num_ranks: int, num_microbatches: int, costs: Costs | None = None
+    ) -> Timeline:
+        """Predict a step; passes S and T are the timeline's `others`, under these names, in the
+        order of microbatches.
 
-        Of the six orders of an interval it takes that in which ranks hold least, and of those the fastest. `costs` are
-        of stages without a head. ValueError for fewer than two ranks, and for costs that don't fit.
+        Of the six orders of an interval it takes that in which ranks hold least, and of those the
+        fastest. `costs` are of stages without a head. ValueError for fewer than two ranks, and for
+        costs that don't fit.
         """
         costs = Costs() if costs is None else costs
         expect(Costs, costs=costs)
-        P, M = positive_int("num_ranks", num_ranks, 2), positive_int("num_microbatches", num_microbatches)
+        P, M = (
+            positive_int("num_ranks", num_ranks, 2),
+            positive_int("num_microbatches", num_microbatches),
+        )
         costs.check(P, P)
         passes = {"S": self.softmax, "T": self.gradient}
-        lasts = {(p, rank): passes[p] + of_stage(costs.overhead, rank) for p, rank in product(passes, range(P))}
+        lasts = {
+            (p, rank): passes[p] + of_stage(costs.overhead, rank)
+            for p, rank in product(passes, range(P))
+        }
         lasts |= {(str(kind), rank): costs.of(kind, rank) for kind in (F, B) for rank in range(P)}
         found = []
         for order in permutations("STB"):
             starts, interval = self._block(P, lasts, order)
-            at = {(*one, m): round(first / interval + m, 9) for one, first in starts.items() for m in range(M)}
+            at = {
+                (*one, m): round(first / interval + m, 9)
+                for one, first in starts.items()
+                for m in range(M)
+            }
             turns = sorted(at, key=lambda item: (at[item], "FSTB".index(item[0])))  # noqa: B023
             rows = [[item for item in turns if item[1] == rank] for rank in range(P)]
             found.append(self._run(rows, costs, lasts))
@@ -85,13 +104,21 @@ class VocabularyParallel:
             return [("F", last)]
         if kind == "B" and rank < last:
             return [("B", rank + 1)]
-        return [("T" if kind == "B" and self.waits == 2 else "S", each) for each in range(num_ranks)]
+        return [
+            ("T" if kind == "B" and self.waits == 2 else "S", each) for each in range(num_ranks)
+        ]
 
-    def _block(self, P: int, lasts: dict[Pass, float], order: Sequence[str]) -> tuple[dict[Pass, float], float]:
-        """When one microbatch's passes start, if another one starts after every interval; and the interval."""
+    def _block(
+        self, P: int, lasts: dict[Pass, float], order: Sequence[str]
+    ) -> tuple[dict[Pass, float], float]:
+        """When one microbatch's passes start, if another one starts after every interval; and the
+        interval.
+        """
         interval = max(sum(lasts[kind, rank] for kind in "FSTB") for rank in range(P))
         starts: dict[Pass, float] = {}
-        for kind, ranks in zip("FSTB", (range(P), range(P), range(P), reversed(range(P))), strict=True):
+        for kind, ranks in zip(
+            "FSTB", (range(P), range(P), range(P), reversed(range(P))), strict=True
+        ):
             for rank in ranks:
                 needs = self._needs(kind, rank, P)
                 ready = max((starts[each] + lasts[each] for each in needs), default=0)
@@ -100,22 +127,31 @@ class VocabularyParallel:
                     continue
                 before = order[: order.index(kind)]
                 turn = starts["F", rank] + sum(lasts[each, rank] for each in ("F", *before))
-                starts[kind, rank] = turn + max(0, ceil((ready - turn) / interval - ROUNDING)) * interval
+                starts[kind, rank] = (
+                    turn + max(0, ceil((ready - turn) / interval - ROUNDING)) * interval
+                )
         return starts, interval
 
-    def _run(self, rows: Sequence[Sequence[Item]], costs: Costs, lasts: dict[Pass, float]) -> Timeline:
+    def _run(
+        self, rows: Sequence[Sequence[Item]], costs: Costs, lasts: dict[Pass, float]
+    ) -> Timeline:
         """Every rank runs its row, each pass as soon as it can."""
         actions = [[item for item in row if item[0] in "FB"] for row in rows]
-        schedule = Schedule([[f"{rank}{kind}{m}" for kind, rank, m in row] for row in actions], "1F1B, head spread")
+        schedule = Schedule(
+            [[f"{rank}{kind}{m}" for kind, rank, m in row] for row in actions], "1F1B, head spread"
+        )
         plain, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
         items, ids = Items(*map(list, columns)), {item: i for i, item in enumerate(chain(*actions))}
         spread = [item for item in chain(*rows) if item not in ids]
         ids |= {item: items.new(lasts[item[:2]]) for item in spread}
         turns: list[list[int]] = [[] for _ in rows]
         for kind, rank, m in chain(*rows):
-            if kind in "ST" or (kind == "B" and rank == len(rows) - 1):  # what all ranks are given, or have to give
+            # what all ranks are given, or have to give
+            if kind in "ST" or (kind == "B" and rank == len(rows) - 1):
                 late = 0 if kind == "T" else self.message
-                turns[rank] += [items.new(0, ids[*one, m], late) for one in self._needs(kind, rank, len(rows))]
+                turns[rank] += [
+                    items.new(0, ids[*one, m], late) for one in self._needs(kind, rank, len(rows))
+                ]
             turns[rank].append(ids[kind, rank, m])
         starts, ends = items.run([*turns, *plain[len(rows) :]])
         others, count = (
@@ -125,13 +161,15 @@ class VocabularyParallel:
         return Timeline(schedule, starts[:count], ends[:count], costs.unit, others=others)
 
 
-def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **options: object) -> Entry:
+def vocabulary_row(
+    case: Case, num_microbatches: int, *, waits: int = 1, **options: object
+) -> Entry:
     """A row of the case's ledger, as `Case.row`, for 1F1B with the head's matrix over all ranks.
 
-    Of the head's three products one is S's, or two with a single wait, and the rest T's. From S to T every rank keeps
-    its part of the softmax and the last stage's output. This output goes to all ranks around a ring, and its gradient
-    is added up around it, each as fast as a message to the next rank. What they take of the others' network isn't
-    counted.
+    Of the head's three products one is S's, or two with a single wait, and the rest T's. From S to
+    T every rank keeps its part of the softmax and the last stage's output. This output goes to all
+    ranks around a ring, and its gradient is added up around it, each as fast as a message to the
+    next rank. What they take of the others' network isn't counted.
 
     >>> vocabulary_row(Case(num_ranks=16, gigabits=100), 64)
                               M   step    busy  fullest rank  fits in 80 GB  a billion tokens
@@ -143,12 +181,19 @@ def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **optio
     P, model, machine = case.num_ranks, case.model, case.machine
     head, last = model.head_flops(row.microbatch) / machine.flops, (0,) * (P - 1) + (1,)
     names = ("forward", "backward_input", "backward_weight")
-    bare = {name: [t - head * at for t, at in zip(getattr(costs, name), last, strict=True)] for name in names}
-    message = message_time(model.boundary_bytes(row.microbatch), machine.between.latency, machine.between.bandwidth)
+    bare = {
+        name: [t - head * at for t, at in zip(getattr(costs, name), last, strict=True)]
+        for name in names
+    }
+    message = message_time(
+        model.boundary_bytes(row.microbatch), machine.between.latency, machine.between.bandwidth
+    )
     spread = VocabularyParallel((3 - waits) * head / P, waits * head / P, message, waits)
     timeline = spread.simulate(P, num_microbatches, replace(costs, **bare))
     state = case.state.bytes() * model.table_parameters / 1e9
-    moved = [held + state * (1 / P - at) for held, at in zip(row.memory.parameters, last, strict=True)]
+    moved = [
+        held + state * (1 / P - at) for held, at in zip(row.memory.parameters, last, strict=True)
+    ]
     memory = replace(row.memory, parameters=moved)
     softmax = row.microbatch * model.sequence * model.bytes_each * model.vocabulary / P
     each = (softmax + model.boundary_bytes(row.microbatch)) / 1e9
@@ -157,7 +202,9 @@ def vocabulary_row(case: Case, num_microbatches: int, *, waits: int = 1, **optio
     step = row.step_s - row.timeline.makespan + timeline.makespan
     busy = (total(timeline.busy) / P + 3 * head / P * num_microbatches) / step
     what = f"1F1B, head over {P} ranks"
-    return replace(row, what=what, step_s=step, busy=busy, held_gb=held, timeline=timeline, memory=memory)
+    return replace(
+        row, what=what, step_s=step, busy=busy, held_gb=held, timeline=timeline, memory=memory
+    )
 
 
 def _most_between(timeline: Timeline, rank: int) -> float:

@@ -1,4 +1,6 @@
-"""Name a pipeline's actions once its schedules are imported: see `pplab.watch`. Python imports this at its start."""
+"""Name a pipeline's actions once its schedules are imported: see `pplab.watch`. Python imports this
+at its start.
+"""
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
@@ -16,7 +18,9 @@ class Hook:
     """A finder that finds the schedules, and names their actions once they have been imported."""
 
     @staticmethod
-    def find_spec(name: str, path: list[str] | None = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: list[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
         spec = PathFinder.find_spec(name, path) if name in SCHEDULES else None
         if spec and spec.loader:
             run = spec.loader.exec_module
@@ -33,5 +37,6 @@ class Hook:
 
 sys.meta_path.insert(0, Hook)
 elsewhere = [folder for folder in sys.path if folder != str(Path(__file__).parent)]
-if (hidden := PathFinder.find_spec("sitecustomize", elsewhere)) and hidden.loader:  # which this one stands before
+# which this one stands before
+if (hidden := PathFinder.find_spec("sitecustomize", elsewhere)) and hidden.loader:
     hidden.loader.exec_module(module_from_spec(hidden))
