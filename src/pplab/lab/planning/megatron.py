@@ -105,7 +105,8 @@ class Line(Namespace):
         """A layout for these layers."""
         stages = self.pp * max(min(self.V, self.layers // self.pp), 1)
         each, rest = divmod(self.layers, stages)
-        return written([each] * (stages - rest) + [each + 1] * rest)
+        first = (stages - rest) // 2  # the shorter stages stand at the ends, with the embedding and the loss
+        return written([each + (first <= stage < first + rest) for stage in range(stages)])
 
 
 class Rule(NamedTuple):
@@ -153,7 +154,7 @@ RULES = (
     ),
     Rule(
         lambda x: not x.drawn and not x.ends and x.counted % x.pp,
-        '{x.layers} layers can\'t be even on {x.pp} ranks: give --pipeline-model-parallel-layout "{x.works}"',
+        '{x.counted} layers can\'t be even on {x.pp} ranks: give --pipeline-model-parallel-layout "{x.works}"',
         "Number of layers should be divisible by the pipeline-model-parallel size",
         "arguments.py:998, since core 0.10",
     ),
