@@ -1,9 +1,9 @@
-"""What Megatron-LM refuses, in one table: lines are read, written and checked by it, and the page "The same thing in
-your framework" shows it.
+"""What Megatron-LM refuses, in one table: lines are read, written and checked by it, and the page
+"The same thing in your framework" shows it.
 
-Sources are files of Megatron-LM d98e8a64 with their lines, and the first release of its core, of 26 from 0.4 to 0.19,
-that has these words: some say in other words what an older release said. Tests compare with what its own parser and
-classes said of random lines.
+Sources are files of Megatron-LM d98e8a64 with their lines, and the first release of its core, of 26
+from 0.4 to 0.19, that has these words: some say in other words what an older release said. Tests
+compare with what its own parser and classes said of random lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MOST = 2**20  # of anything that a line or a layout counts
 
 
 class Line(Namespace):
-    """A launch line's numbers, by the course's letters where it has them, and what follows from them."""
+    """A launch line's numbers, by the course's letters where it has them, and what follows from
+    them.
+    """
 
     @property
     def replica(self) -> int:
@@ -45,7 +47,9 @@ class Line(Namespace):
 
     @property
     def next_batch(self) -> int:
-        """The least batch from this one on that is whole microbatches, and where stages interleave whole rounds."""
+        """The least batch from this one on that is whole microbatches, and where stages interleave
+        whole rounds.
+        """
         unit = self.each * (self.pp if self.V > 1 else 1)
         return -(-self.batch // unit) * unit
 
@@ -105,13 +109,15 @@ class Line(Namespace):
         """A layout for these layers."""
         stages = self.pp * max(min(self.V, self.layers // self.pp), 1)
         each, rest = divmod(self.layers, stages)
-        first = (stages - rest) // 2  # the shorter stages stand at the ends, with the embedding and the loss
+        # the shorter stages stand at the ends, with the embedding and the loss
+        first = (stages - rest) // 2
         return written([each + (first <= stage < first + rest) for stage in range(stages)])
 
 
 class Rule(NamedTuple):
-    """What a line breaks, as its `x` says it; what is told of it and what works; the framework's own words, and where
-    they are, since when."""
+    """What a line breaks, as its `x` says it; what is told of it and what works; the framework's
+    own words, and where they are, since when.
+    """
 
     broken: Callable[[Any], object]
     told: str
@@ -128,51 +134,62 @@ RULES = (
     ),
     Rule(
         lambda x: x.batch % x.each,
-        "a batch of {x.batch} isn't whole microbatches of {x.microbatch} on {x.dp} replicas: take --global-batch-size "
+        "a batch of {x.batch} isn't whole microbatches of {x.microbatch} on {x.dp} replicas: take "
+        "--global-batch-size "
         "{x.next_batch}",
         "must be divisible by eval_micro_batch_size ({}) * data_parallel_size ({})",
         "arguments.py:715, since core 0.18",
     ),
     Rule(
         lambda x: bool(x.layout) + bool(x.depth) + bool(x.virtual) > 1,
-        "a line says its stages in one way: by a layout, by their layers, or by their number per rank: keep one",
+        "a line says its stages in one way: by a layout, by their layers, or by their number per "
+        "rank: keep one",
         "No more than one of the following arguments can be set at the same time",
         "arguments.py:933, since core 0.13",
     ),
     Rule(
         lambda x: len(x.drawn) % x.pp,
-        "the layout has {stages} stages, and {x.pp} ranks have as many each: take a multiple of {x.pp}, or other ranks",
-        "The length of pipeline_model_parallel_layout must be divisible by pipeline_model_parallel_size",
+        "the layout has {stages} stages, and {x.pp} ranks have as many each: take a multiple of "
+        "{x.pp}, or other ranks",
+        "The length of pipeline_model_parallel_layout must be divisible by "
+        "pipeline_model_parallel_size",
         "arguments.py:946, since core 0.13",
     ),
     Rule(
         lambda x: x.depth and x.ends,
-        "layers of a first or last rank don't go with --num-layers-per-virtual-pipeline-stage: give "
+        "layers of a first or last rank don't go with --num-layers-per-virtual-pipeline-stage: "
+        "give "
         "--num-virtual-stages-per-pipeline-rank",
-        "please use --num-virtual-stages-per-pipeline-rank to specify virtual pipeline parallel degree",
+        "please use --num-virtual-stages-per-pipeline-rank to specify virtual pipeline parallel "
+        "degree",
         "arguments.py:956, since core 0.11",
     ),
     Rule(
         lambda x: not x.drawn and not x.ends and x.counted % x.pp,
-        '{x.counted} layers can\'t be even on {x.pp} ranks: give --pipeline-model-parallel-layout "{x.works}"',
+        "{x.counted} layers can't be even on {x.pp} ranks: give --pipeline-model-parallel-layout "
+        '"{x.works}"',
         "Number of layers should be divisible by the pipeline-model-parallel size",
         "arguments.py:998, since core 0.10",
     ),
     Rule(
         lambda x: x.depth and x.counted // x.pp % x.depth,
-        "the {x.per_rank[0]} layers of a rank can't be stages of {x.depth}: take a depth that divides them",
-        "number of layers per pipeline stage must be divisible number of layers per virtual pipeline stage",
+        "the {x.per_rank[0]} layers of a rank can't be stages of {x.depth}: take a depth that "
+        "divides them",
+        "number of layers per pipeline stage must be divisible number of layers per virtual "
+        "pipeline stage",
         "arguments.py:973, since core 0.4",
     ),
     Rule(
         lambda x: x.V > 1 and x.pp < 2 + x.waits_for_messages,
-        "{x.V} stages on each of {x.pp} ranks don't interleave: leave the virtual stages out, or take more ranks",
+        "{x.V} stages on each of {x.pp} ranks don't interleave: leave the virtual stages out, or "
+        "take more ranks",
         "When interleaved schedule is used, pipeline-model-parallel size should be greater than",
         "arguments.py:1003, since core 0.10",
     ),
     Rule(
         lambda x: (x.ends or x.drawn) and x.counted > x.layers or (x.ends and x.drawn),
-        "ends that count as layers, layers of a first or last rank, and a layout each say the cut: keep one of them",
+        "ends that count as layers, layers of a first or last rank, and a layout each say the cut: "
+        "keep one of them",
         "cannot be set with other pipeline layout arguments",
         "transformer_config.py:2253, since core 0.13",
     ),
@@ -196,92 +213,115 @@ RULES = (
     ),
     Rule(
         lambda x: x.ends and bool(x.middle) != bool(x.pp - len(x.ends)) or x.middle < 0,
-        "{x.layers} layers leave {x.middle} for the ranks between the first and the last: change --num-layers, or a "
+        "{x.layers} layers leave {x.middle} for the ranks between the first and the last: change "
+        "--num-layers, or a "
         "first or last rank's",
         "Mismatch: {} middle layers remaining but {} middle PP stages available",
         "transformer_config.py:2343, since core 0.16",
     ),
     Rule(
         lambda x: x.ends and x.middle % max(x.pp - len(x.ends), 1),
-        "{x.layers} layers leave {x.middle} for the ranks between, which can't have as many each: give "
+        "{x.layers} layers leave {x.middle} for the ranks between, which can't have as many each: "
+        "give "
         '--pipeline-model-parallel-layout "{x.works}"',
-        "number of layers at middle stage: {} must be divisible bythe middle pipeline model parallel size {}",
+        "number of layers at middle stage: {} must be divisible bythe middle pipeline model "
+        "parallel size {}",
         "transformer_config.py:2351, since core 0.11",
     ),
     Rule(
         lambda x: not x.drawn and any(layers % x.V for layers in x.per_rank),
-        "ranks with {x.per_rank} layers can't each have {x.V} equal stages: give --pipeline-model-parallel-layout "
+        "ranks with {x.per_rank} layers can't each have {x.V} equal stages: give "
+        "--pipeline-model-parallel-layout "
         '"{x.works}"',
         "should be divisible by vp_size",
         "transformer_block.py:177, since core 0.11",
     ),
     Rule(
         lambda x: x.ep > 1 and (x.experts or 1) % x.ep,
-        "{x.experts} experts don't divide among {x.ep} GPUs: change --num-experts or --expert-model-parallel-size",
+        "{x.experts} experts don't divide among {x.ep} GPUs: change --num-experts or "
+        "--expert-model-parallel-size",
         "Number of experts should be a multiple of expert model parallel_size",
         "arguments.py:1657, since core 0.4",
     ),
     Rule(
         lambda x: x.gpus % (x.etp * x.ep * x.pp),
-        "experts on {x.ep} GPUs, each cut over {x.etp}, on {x.pp} ranks of a pipeline don't divide {x.gpus} GPUs: take "
+        "experts on {x.ep} GPUs, each cut over {x.etp}, on {x.pp} ranks of a pipeline don't divide "
+        "{x.gpus} GPUs: take "
         "fewer, or --expert-tensor-parallel-size 1",
         "world_size ({}) is not divisible by expert_tensor_model_pipeline_parallel size",
         "parallel_state.py:883, since core 0.10",
     ),
     Rule(
         lambda x: x.pp_before_dp and x.pp > 1 and x.etp * x.ep != x.tp * x.cp,
-        "with --use-tp-pp-dp-mapping Megatron-LM numbers ranks only if experts have as many replicas as the rest, got "
+        "with --use-tp-pp-dp-mapping Megatron-LM numbers ranks only if experts have as many "
+        "replicas as the rest, got "
         "{x.ep} GPUs of experts and cp {x.cp}: leave that flag out",
-        "When not using pp-last rank ordering, the data parallel size of the attention and moe layers must be the same",
+        "When not using pp-last rank ordering, the data parallel size of the attention and moe "
+        "layers must be the same",
         "parallel_state.py:902, since core 0.11",
     ),
     Rule(
         lambda x: x.granularity == "full" and not (x.method and x.again),
-        "full recomputation is --recompute-method uniform, or block, and --recompute-num-layers: add what lacks",
+        "full recomputation is --recompute-method uniform, or block, and --recompute-num-layers: "
+        "add what lacks",
         'recompute_method must be "block" or "uniform"',
         "transformer_config.py:1913, since core 0.4",
     ),
     Rule(
         lambda x: x.granularity == "selective" and (x.method or x.again),
-        "selective recomputation has neither --recompute-method nor --recompute-num-layers: leave them out",
+        "selective recomputation has neither --recompute-method nor --recompute-num-layers: leave "
+        "them out",
         "recompute method is not yet supported for selective recomputing granularity",
         "arguments.py:1426, since core 0.4",
     ),
     Rule(
-        lambda x: x.paired and (x.ep == 1 or (x.pp > 1 and x.V == 1) or x.dispatcher not in ("alltoall", "flex")),
-        "Megatron-LM has pairs only for experts on several GPUs, by alltoall or flex, and in a pipeline only with "
-        "several stages on a rank: leave --overlap-moe-expert-parallel-comm out, or take Interleaved1F1B",
+        lambda x: (
+            x.paired
+            and (x.ep == 1 or (x.pp > 1 and x.V == 1) or x.dispatcher not in ("alltoall", "flex"))
+        ),
+        "Megatron-LM has pairs only for experts on several GPUs, by alltoall or flex, and in a "
+        "pipeline only with "
+        "several stages on a rank: leave --overlap-moe-expert-parallel-comm out, or take "
+        "Interleaved1F1B",
         "overlap_moe_expert_parallel_comm is only supported with expert model parallelism",
         "transformer_config.py:3015, since core 0.14",
     ),
     Rule(
         lambda x: x.paired and (x.granularity == "full" or x.method or x.again),
-        "Megatron-LM recomputes no whole layers in pairs: plan without recompute, or take Interleaved1F1B",
+        "Megatron-LM recomputes no whole layers in pairs: plan without recompute, or take "
+        "Interleaved1F1B",
         "disable full recomputation when enabling overlap_moe_expert_parallel_comm",
         "transformer_config.py:3023, since core 0.14",
     ),
     Rule(
-        lambda x: x.experts and x.dispatcher == "flex" and x.backend != "hybridep" and x.etp * x.ep == 1,
+        lambda x: (
+            x.experts and x.dispatcher == "flex" and x.backend != "hybridep" and x.etp * x.ep == 1
+        ),
         "Megatron-LM sends no copies once per node where tp times ep is 1: take another dispatcher",
         "DeepEP dispatcher requires TPxEP > 1",
         "token_dispatcher.py:1836, since core 0.17.1",
     ),
     Rule(
         lambda x: x.kv_heads and x.kv_heads % x.tp and x.tp % x.kv_heads,
-        "Megatron-LM doesn't deal {x.kv_heads} heads of keys and values out to tp {x.tp}: take a tp that divides them",
+        "Megatron-LM doesn't deal {x.kv_heads} heads of keys and values out to tp {x.tp}: take a "
+        "tp that divides them",
         "num_query_groups ({}) must be a multiple or divisor of tensor_model_parallel_size",
         "transformer_config.py:1466, since core 0.16",
     ),
     Rule(
         lambda x: x.V > 1 and x.M < x.pp,
-        "{x.M} microbatches are too few to interleave on {x.pp} ranks: take --global-batch-size {x.next_batch}",
-        "The number of contiguous micro-batches in a virtual pipeline stageshould range in [PP={} , M={}]",
+        "{x.M} microbatches are too few to interleave on {x.pp} ranks: take --global-batch-size "
+        "{x.next_batch}",
+        "The number of contiguous micro-batches in a virtual pipeline stageshould range in [PP={} "
+        ", M={}]",
         "schedules.py:1165, since core 0.10",
     ),
     Rule(
         lambda x: x.V > 1 and x.M % x.pp,
-        "{x.M} microbatches leave a last round of fewer than {x.pp}: take --global-batch-size {x.next_batch}",
-        "The remainder of M (the total micro-batches) divided by N (number of contiguous micro-batches in a virtual "
+        "{x.M} microbatches leave a last round of fewer than {x.pp}: take --global-batch-size "
+        "{x.next_batch}",
+        "The remainder of M (the total micro-batches) divided by N (number of contiguous "
+        "micro-batches in a virtual "
         "pipeline stage) should be 0, or larger than or equal to the pipeline-parallel size",
         "schedules.py:1174, since core 0.10",
     ),
@@ -289,13 +329,19 @@ RULES = (
 
 
 def refusal(x: Namespace, rules: Sequence[Rule], where: str = "", **more: object) -> str:
-    """What to say of the first rule that `x` breaks: what works, the framework's own words, and where they are."""
+    """What to say of the first rule that `x` breaks: what works, the framework's own words, and
+    where they are.
+    """
     broken = (rule for rule in rules if rule.broken(x))
-    return next((f'{r.told.format(x=x, **more)} ({where}{r.source}: "{r.error}")' for r in broken), "")
+    return next(
+        (f'{r.told.format(x=x, **more)} ({where}{r.source}: "{r.error}")' for r in broken), ""
+    )
 
 
 def check_line(x: Line) -> None:
-    """ValueError for the first rule that a line breaks: what works, Megatron-LM's words for it, and where they are."""
+    """ValueError for the first rule that a line breaks: what works, Megatron-LM's words for it, and
+    where they are.
+    """
     letters = Counter("".join(x.drawn))
     if told := refusal(x, RULES, "Megatron-LM d98e8a64, ", stages=len(x.drawn), letters=letters):
         raise ValueError(told)
@@ -304,10 +350,16 @@ def check_line(x: Line) -> None:
 def uncounted(x: Line) -> Iterator[str]:
     """What of a line changes its step, and no plan counts."""
     if x.predicting:
-        yield "a predictor (MTP) is counted in a lab.Model that has it; else its rank takes a layer and a head more"
+        yield (
+            "a predictor (MTP) is counted in a lab.Model that has it; else its rank takes a layer "
+            "and a head more"
+        )
     yield from empty_stages(x.drawn)
     if x.frequency:
-        yield f"--moe-layer-freq {x.frequency} is for a lab.Model to say: a Transformer has experts in every layer"
+        yield (
+            f"--moe-layer-freq {x.frequency} is for a lab.Model to say: a Transformer has experts "
+            "in every layer"
+        )
     if x.granularity == "selective":
         yield "selective recomputation isn't counted: less is held, and a little more computed"
 
@@ -316,7 +368,9 @@ def empty_stages(stages: Sequence[str]) -> Iterator[str]:
     """What to say of a layout's stages that have nothing."""
     if empty := [str(at) for at, stage in enumerate(stages) if not stage]:
         told = f"{', '.join(empty[:9])}{' ...' * (len(empty) > 9)}"
-        yield f"stage {told} has no layer and only passes tensors on: hangs are reported (its #1852)"
+        yield (
+            f"stage {told} has no layer and only passes tensors on: hangs are reported (its #1852)"
+        )
 
 
 _WRONG = {  # of a layout whose repetitions are written out, in this order
@@ -345,8 +399,9 @@ _LISTS = {  # of names, with + and *, as a layout
 
 
 def stages_of(text: str) -> list[str]:
-    """A layout's letters, stage by stage, of its text or of lists of names, as Megatron Bridge's recipes have them;
-    ValueError that says where it is wrong."""
+    """A layout's letters, stage by stage, of its text or of lists of names, as Megatron Bridge's
+    recipes have them; ValueError that says where it is wrong.
+    """
     expect(str, text=text)
     plain = re.sub(r"[,\s\"']", "", text)
     if plain.startswith("["):
@@ -362,8 +417,10 @@ def stages_of(text: str) -> list[str]:
             here = found[0][-1:]
             at = plain[: found.end() - len(here)].count("|")
             raise ValueError(
-                "a layout is E, layers t, perhaps m, and L, with bars between stages, such as Et*3|(tt|)*29,m|L, and "
-                f"no group stands in another: {fault}, {here or 'nothing'} in stage {at}, got {shown(text)}"
+                "a layout is E, layers t, perhaps m, and L, with bars between stages, such as "
+                "Et*3|(tt|)*29,m|L, and "
+                f"no group stands in another: {fault}, {here or 'nothing'} in stage {at}, got "
+                f"{shown(text)}"
             )
     return plain.split("|")
 
@@ -371,9 +428,10 @@ def stages_of(text: str) -> list[str]:
 def read_layout(text: str) -> tuple[int, ...]:
     """How many layers each stage has, in the order of stages: what `plan` takes as `cut`.
 
-    In the text of `--pipeline-model-parallel-layout`, `E` is the embedding, `t` a layer, `m` a layer that predicts
-    further tokens, which isn't counted, and `L` the loss. A bar ends a stage, `*` repeats a letter or a group in
-    parentheses, and commas mean nothing. ValueError for what Megatron-LM's parser refuses, a group in a group among it.
+    In the text of `--pipeline-model-parallel-layout`, `E` is the embedding, `t` a layer, `m` a
+    layer that predicts further tokens, which isn't counted, and `L` the loss. A bar ends a stage,
+    `*` repeats a letter or a group in parentheses, and commas mean nothing. ValueError for what
+    Megatron-LM's parser refuses, a group in a group among it.
 
     >>> read_layout("Et*3|(tt|)*2,m|L")
     (3, 2, 2, 0, 0)
