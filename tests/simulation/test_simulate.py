@@ -719,6 +719,16 @@ def test_every_field_of_costs_is_divided_or_carried_by_finer(monkeypatch):
         assert not is_finer_in_all(costs), name
 
 
+@pytest.mark.parametrize("name", costs_module.DURATIONS)
+def test_every_duration_makes_a_step_longer(name):
+    """`pplab.costs._WORK` says which kinds of actions it is a part of."""
+    costs = pp.Costs(backward=3) if name == "recompute" else pp.Costs()
+    longer, schedule = replace(costs, **{name: 5}), pp.build("GPipe", num_ranks=2, num_microbatches=3)
+    assert pp.simulate(schedule, longer).makespan > pp.simulate(schedule, costs).makespan, (
+        f"{name} has no effect: name it in pplab.costs._WORK"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

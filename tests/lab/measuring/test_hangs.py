@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import re
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,28 @@ import pytest
 import pplab as pp
 from pplab import lab
 from pplab.__main__ import main
+from pplab.actions import parts
 
 RAN = pp.build("1F1B", num_ranks=4, num_microbatches=6)
 
 
-def save(folder: Path, posted: list[list[tuple[str, int, bool]]], ranks: list[int], as_pickle: bool = False) -> Path:
-    """A dump for each rank of a pipeline, of (way, peer, ended): in the form of torch 2.13's recorder."""
+def save(
+    folder: Path,
+    posted: list[list[tuple[str, int, bool]]],
+    ranks: list[int],
+    as_pickle: bool = False,
+    told: pp.Schedule | None = None,
+) -> Path:
+    """A dump for each rank of a pipeline, of (way, peer, ended): in the form of torch 2.13's recorder.
+
+    `told`: with the mode and the shapes that torch's stages tell their neighbours first, in three messages.
+    """
     folder.mkdir(exist_ok=True)
+    first: list[list[tuple[str, int, bool]]] = [[] for _ in ranks]
+    for a, b in pairwise(told.placement if told else ()):
+        for source, target in ((a, b), (b, a)) if a != b else ():
+            first[source] += 3 * [("send", target, True)]
+            first[target] += 3 * [("recv", source, True)]
     for place, rank in enumerate(ranks):
         entries = [
             {
@@ -31,9 +46,10 @@ def save(folder: Path, posted: list[list[tuple[str, int, bool]]], ranks: list[in
                 "collective_seq_id": 0,
                 "is_p2p": True,
                 "profiling_name": f"nccl:{way} {place}{'->' if way == 'send' else '<-'}{peer}",
+                "input_dtypes": ["Float" if number >= len(first[place]) else "Long"],
                 "state": "completed" if ended else "started",
             }
-            for number, (way, peer, ended) in enumerate(posted[place])
+            for number, (way, peer, ended) in enumerate(first[place] + posted[place])
         ]
         dump = {"entries": entries, "pg_config": {"7": {"desc": "pp", "ranks": json.dumps(ranks)}}}
         (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump) if as_pickle else json.dumps(dump).encode())
@@ -137,6 +153,43 @@ def test_recorders_that_have_lost_their_first_messages(tmp_path, name):
             unsure = true.replace("hasn't sent", "may have sent")
             assert said in (true, unsure) or "set TORCH_FR_BUFFER_SIZE" in said, (last, true, said)
     assert decided[6] < 9 == decided[96]  # three lines, of three jobs
+
+
+def early(schedule: pp.Schedule, stuck: str, steps: int) -> tuple[list[list[tuple[str, int, bool]]], dict[int, str]]:
+    """What ranks have posted that run torch's lowered rows, where receives stand early, and where each is then."""
+    home, rows = schedule.placement, lab.lower_by_torch(schedule)
+    sent, posted, at = set(), [[] for _ in rows], {rank: (0, 0) for rank in range(len(rows))}
+    for _, rank in product(range(schedule.num_microbatches * steps * 40), at):
+        step, place = at[rank]
+        item = rows[rank][place]
+        ways = [(str(a.kind), a.stage, a.microbatch, step) for a in parts(item)]
+        needed = [("F" if k == "F" else "B", s, m, step) for k, s, m, _ in ways if k in "FBI"]
+        sources = [(key, key[1] - 1 if key[0] == "F" else key[1] + 1) for key in needed]
+        if step == steps - 1 and str(item) == stuck:
+            continue
+        if any(0 <= s < len(home) and home[s] != rank and key not in sent for key, s in sources):
+            continue
+        (kind, stage, m, _), *_ = ways
+        if "_" in kind:  # a message: its key is of the action that needs it
+            forward, sends = kind[-1] == "F", kind.startswith("SEND")
+            peer = stage + (1 if forward == sends else -1)
+            key = ("F" if forward else "B", peer if sends else stage, m, step)
+            sent |= {key} if sends else set()
+            posted[rank].append(("send" if sends else "recv", home[peer], sends or key))
+        at[rank] = (step, place + 1) if place + 1 < len(rows[rank]) else (step + 1, 0)
+    ended = [[(way, peer, key is True or key in sent) for way, peer, key in mine] for mine in posted]
+    return ended, {rank: str(rows[rank][place]) for rank, (_, place) in at.items()}
+
+
+@pytest.mark.parametrize("name", ["ZB-V", "DualPipeV", "V-Half", "Interleaved1F1B", "LoopedBFS"])
+def test_early_receives_and_messages_about_shapes_certify_nothing_false(tmp_path, name):
+    schedule = pp.build(name, num_ranks=3, num_microbatches=6)
+    for rank, last in product(range(3), (None, 90)):
+        posted, truth = early(schedule, str(schedule.rows[rank][-7]), steps=3)
+        dumps = save(tmp_path / f"{rank}{last}", posted, [0, 1, 2], told=schedule)
+        told = lab.explain_hang(schedule, cut(dumps, last) if last else dumps).splitlines()
+        for place, line in enumerate(told[:3]):
+            assert f" {truth[place]}" in line or (last and "set TORCH_FR_BUFFER_SIZE" in line), (truth, line)
 
 
 class Runs:

@@ -9,6 +9,12 @@ The recorder keeps each rank's last operations, 2,000 by default, so in a long j
 lost. Every operation has its number in its process group, from 1 on (`op_id`). It tells how many
 messages are lost and where in a step the first is that isn't: the rest of that step's messages says
 which ones the lost ones were, whatever their order.
+
+Before the first step torch's stages tell each other their mode and their shapes, as whole numbers.
+Where these messages may be among the lost ones, a line must hold without them, with the mode alone,
+and with both, unless the messages contradict one of the three.
+
+A receive may be posted long before it is needed. So only its sends tell how far a rank has come.
 """
 
 from __future__ import annotations
@@ -79,7 +85,8 @@ def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
     """The ranks of a dump's pipeline, and its messages. Of a batch's, only the batch's own entry
     tells a state.
     """
-    messages, ranks, before = [], [], 0
+    messages, ranks, before, told = [], [], 0, 0
+    first = min((each["record_id"] for each in data["entries"]), default=0)
     ended = {
         e["p2p_seq_id"]: e["state"]
         for e in data["entries"]
@@ -87,14 +94,22 @@ def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
     }
     for entry in data["entries"]:
         if match := _MESSAGE.match(entry["profiling_name"]):
-            if not messages:
-                if "op_id" in entry:  # from 1 on, with the group's collectives
-                    before = entry["op_id"] - 1 - entry.get("collective_seq_id", 0)
-                elif lost := min(each["record_id"] for each in data["entries"]):
+            if {"Int", "Long", "Byte"}.issuperset(entry.get("input_dtypes") or ["Float"]):
+                if first and messages:
                     raise ValueError(
-                        f"the first {lost} operations are lost, and this torch doesn't number "
+                        f"the first {first} operations are lost, and messages with shapes come "
+                        f"between the others, so their numbers don't tell: {_REMEDY}"
+                    )
+                told += 1
+                continue  # a mode, or a shape
+            if first and not messages and not told:
+                if "op_id" not in entry:
+                    raise ValueError(
+                        f"the first {first} operations are lost, and this torch doesn't number "
                         f"them: {_REMEDY}"
                     )
+                # from 1 on, with the group's collectives
+                before = entry["op_id"] - 1 - entry.get("collective_seq_id", 0)
             messages.append(
                 (
                     (match[1], int(match[3])),
@@ -102,6 +117,8 @@ def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
                 )
             )
             ranks = json.loads(data["pg_config"][entry["process_group"][0]]["ranks"])
+    if first and not messages:
+        raise ValueError(f"none of its last operations is a message of a stage: {_REMEDY}")
     return tuple(ranks), _Dump(messages, before)
 
 
@@ -143,34 +160,20 @@ def _numbers(dump: _Dump, row: _Row) -> tuple[list[int], dict[Stream, int]] | No
     if len(dump.messages) < left:
         return None
     rest = Counter(stream for stream, _ in dump.messages[:left])
-    steps, after = -(-dump.lost // step), 0
+    steps = -(-dump.lost // step)
     next_of = {stream: steps * len(found) - rest[stream] for stream, found in row.streams.items()}
     numbers = []
     for stream, _ in dump.messages:
         numbers.append(next_of[stream])
         next_of[stream] += 1
-        # what is posted behind a send is of later actions than it, or of one that was sent with it
-        at, maker, user = row.place(stream, numbers[-1])
-        at = at * row.length + (maker if stream[0] == "send" else user) - row.first
-        if dump.lost and at < after - 1:
-            return None
-        after = max(after, at if stream[0] == "send" else 0)
     return numbers, next_of
 
 
 def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) -> Iterator[str]:
     """A line for each rank of a pipeline, and one for what was lost."""
-    rows, items = _rows(schedule), [*chain(*schedule.rows)]
-    makers = {
-        maker
-        for row in rows
-        for (way, _), found in row.streams.items()
-        if way == "send"
-        for maker, _ in found
-    }
-    numbers = {}
+    rows, here = _rows(schedule), {rank: dumps[rank] for rank in ranks if rank in dumps}
     for place, rank in enumerate(ranks):
-        if rank in dumps:
+        if rank in here:
             if other := {peer for (_, peer), _ in dumps[rank].messages} - {
                 peer for _, peer in rows[place].streams
             }:
@@ -179,51 +182,116 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
                     f"{schedule.name} it has none: that "
                     "isn't what ran"
                 )
-            numbers[rank] = _numbers(dumps[rank], rows[place])
+    lost, readings = [dump.lost for dump in here.values()], []
+    for each in (0, 1, 3) if max(lost) else [0]:
+        numbers = {}
+        for place, rank in enumerate(ranks):
+            if rank in here:
+                step, dump = sum(map(len, rows[place].streams.values())), here[rank]
+                before = each * step // schedule.num_microbatches
+                if before <= dump.lost or not dump.lost:
+                    fewer = _Dump(dump.messages, max(0, dump.lost - before))
+                    numbers[rank] = _numbers(fewer, rows[place])
+        if len(numbers) == len(here) and not _contradicted(ranks, here, rows, numbers):
+            readings.append([*_lines(schedule, ranks, here, rows, numbers)])
     for place, rank in enumerate(ranks):
-        if rank not in dumps:
-            yield f"rank {rank}: no dump, so it may be the one that hangs"
-            continue
-        if numbers[rank] is None:
+        lines = {reading[place] for reading in readings}
+        if len(lines) == 1 or rank not in here:
+            yield lines.pop() if lines else f"rank {rank}: no dump, so it may be the one that hangs"
+        else:
             enough = 4 * sum(map(len, rows[place].streams.values()))  # of two steps, in batches
             yield (
-                f"rank {rank}: its last {plural(len(dumps[rank].messages), 'message')} don't tell "
-                "where it is, since "
-                f"they aren't a whole step's in the order of its row: {_REMEDY} to {enough} or more"
+                f"rank {rank}: its last {plural(len(here[rank].messages), 'message')} don't tell "
+                f"where it is: {_REMEDY} to {enough} or more, or best so that none is lost"
             )
-            continue
-        row, first, at, waiting = schedule.rows[place], rows[place].first, 0, []
-        for ((way, peer), done), number in zip(dumps[rank].messages, numbers[rank][0], strict=True):
-            step, maker, user = rows[place].place((way, peer), number)
-            if done or way == "send":
-                at = max(at, step * len(row) + (maker + 1 if way == "send" else user) - first)
-            if not done:
-                waiting.append((way, step, user, maker, peer, number))
-        until = next((i for i in range(at, at + len(row)) if first + i % len(row) in makers), at)
-        what = f"is in {' or '.join(str(row[i % len(row)]) for i in range(at, until + 1))}"
-        if waiting:
-            way, _, user, maker, peer, number = min(waiting)
-            if way == "recv":
-                what = (
-                    f"waits in {items[user]} for what {items[maker]} gives, which rank "
-                    f"{ranks[peer]} "
-                )
-                theirs = numbers.get(ranks[peer])
-                if theirs is None:
-                    what += "may have sent"
-                else:
-                    what += (
-                        "hasn't sent"
-                        if number >= theirs[1]["send", place]
-                        else "has sent, so look at their link"
-                    )
-            else:
-                what += f", and rank {ranks[peer]} hasn't taken what {items[maker]} gives"
-        yield f"rank {rank} {what}"
-    lost = [dumps[rank].lost for rank in numbers]
     if max(lost):
         yield (
             f"The dumps have lost the first {min(lost):,} to {max(lost):,} messages of each rank, "
             "which are taken to "
             "have arrived."
         )
+
+
+def _contradicted(
+    ranks: Sequence[int],
+    dumps: Mapping[int, _Dump],
+    rows: Sequence[_Row],
+    numbers: Mapping[int, tuple[list[int], dict[Stream, int]] | None],
+) -> bool:
+    """Whether a message came before others that must come first, or arrived unsent."""
+    for place, rank in enumerate(ranks):
+        if not (mine := numbers.get(rank)):
+            continue
+        after = 0
+        for ((way, peer), done), number in zip(dumps[rank].messages, mine[0], strict=True):
+            # what is posted behind a send is of later actions than it, or of one sent with it
+            step, maker, user = rows[place].place((way, peer), number)
+            at = step * rows[place].length + (maker if way == "send" else user) - rows[place].first
+            if at < after - 1:
+                return True
+            after = max(after, at if way == "send" else 0)
+            theirs = numbers.get(ranks[peer])
+            if done and way == "recv" and theirs and number >= theirs[1]["send", place]:
+                return True
+    return False
+
+
+def _lines(
+    schedule: Schedule,
+    ranks: Sequence[int],
+    dumps: Mapping[int, _Dump],
+    rows: Sequence[_Row],
+    numbers: Mapping[int, tuple[list[int], dict[Stream, int]] | None],
+) -> Iterator[str]:
+    """A line for each rank of a pipeline, if its messages have these numbers."""
+    items = [*chain(*schedule.rows)]
+    makers = {
+        maker
+        for row in rows
+        for (way, _), found in row.streams.items()
+        if way == "send"
+        for maker, _ in found
+    }
+    for place, rank in enumerate(ranks):
+        if rank not in dumps:
+            yield f"rank {rank}: no dump, so it may be the one that hangs"
+            continue
+        mine = numbers[rank]
+        if mine is None:
+            enough = 4 * sum(map(len, rows[place].streams.values()))  # of two steps, in batches
+            yield (
+                f"rank {rank}: its last {plural(len(dumps[rank].messages), 'message')} don't tell "
+                "where it is, since "
+                f"they aren't a whole step's: {_REMEDY} to {enough} or more"
+            )
+            continue
+        row, first, at, waiting = schedule.rows[place], rows[place].first, 0, []
+        for ((way, peer), done), number in zip(dumps[rank].messages, mine[0], strict=True):
+            step, maker, user = rows[place].place((way, peer), number)
+            if way == "send":
+                at = max(at, step * len(row) + maker + 1 - first)
+            if not done:
+                waiting.append((way, step * len(row) + user - first, user, maker, peer, number))
+        until = next((i for i in range(at, at + len(row)) if first + i % len(row) in makers), at)
+        way, used, user, maker, peer, number = min(waiting, default=("", until, 0, 0, 0, 0))
+        waits = way == "recv" and used <= until  # or it is posted for later, and not needed yet
+        what = " or ".join(str(row[i % len(row)]) for i in range(at, used if waits else until + 1))
+        what = f"is in {what}" if what else ""
+        if waits:
+            what += ", or " if what else ""
+            what += (
+                f"waits in {items[user]} for what {items[maker]} gives, which rank {ranks[peer]} "
+            )
+            theirs = numbers.get(ranks[peer])
+            if theirs is None:
+                what += "may have sent"
+            else:
+                what += (
+                    "hasn't sent"
+                    if number >= theirs[1]["send", place]
+                    else "has sent, so look at their link"
+                )
+        elif untaken := min((each for each in waiting if each[0] == "send"), default=None):
+            *_, maker, peer, number = untaken
+            what += f", and rank {ranks[peer]} hasn't taken what {items[maker]} gives"
+        yield f"rank {rank} {what}"
