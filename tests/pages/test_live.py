@@ -68,8 +68,8 @@ def tab(tabs) -> Page:
     return tabs()
 
 
-# Two chapters' searches take as long in a page as four other chapters do.
-OFTEN = [pytest.param(each, marks=[pytest.mark.long] * (each[:2] in ("10", "12"))) for each in live.CHAPTERS]
+# These chapters' searches and pools take as long in a page as all others do; nbval executes their cells, too.
+OFTEN = [pytest.param(each, marks=[pytest.mark.long] * (each[:2] in ("03", "07", "10", "12"))) for each in live.CHAPTERS]
 
 
 @pytest.mark.parametrize("chapter", OFTEN)
