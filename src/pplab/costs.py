@@ -136,7 +136,7 @@ class Costs:
         """How long an action takes alone, its overhead aside."""
         names = _WORK[kind]
         if kind == B and self.backward is not None:
-            names = ["backward", "recompute"]
+            names = ["backward", *names[2:]]  # in place of its halves
         return sum(of_stage(getattr(self, name), stage, microbatch) for name in names)
 
     def link(self, source: int, target: int) -> Link:

@@ -275,7 +275,9 @@ def test_colours_are_of_the_palette(path):
 
 def last_outputs(path: Path, start: str, end: str) -> list[dict]:
     code = [(text(cell).strip(), cell) for cell in cells(path, "code")]
-    return [cell["outputs"][-1] for source, cell in code if source.startswith(start) and source.endswith(end)]
+    found = [cell for source, cell in code if source.startswith(start) and source.endswith(end)]
+    assert all(cell["outputs"] for cell in found), f"a cell {start}...{end} has no output: run `make notebooks`"
+    return [cell["outputs"][-1] for cell in found]
 
 
 def checkers(path: Path) -> str:

@@ -367,6 +367,7 @@ def test_colours_are_the_packages(visit):
     tab = visit("book/explorer.html")
     assert tab.evaluate("pplabChart.FILL") == {kind.name: fill for kind, fill in palette.FILL.items()}
     assert tab.evaluate("pplabChart.NAME") == {kind.name: name for kind, name in palette.NAME.items()}
+    assert tab.evaluate("pplabChart.OTHER") == palette.OTHER
     assert tab.evaluate("pplabChart.IDLE_OPACITY") == list(plot.IDLE_OPACITY)
     shades = [plot.shade(fill, k, n) for fill in palette.FILL.values() for n in range(1, 9) for k in range(n)]
     js = "Object.values(pplabChart.FILL).flatMap((f) => [1,2,3,4,5,6,7,8].flatMap((n) => Array.from({length: n}, (_, k) => pplabChart.shade(f, k, n))))"  # fmt: skip # noqa: E501

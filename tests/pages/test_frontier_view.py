@@ -146,7 +146,9 @@ def test_a_click_opens_the_rows(browser, views, place):
 
 def test_names_and_lines_keep_out_of_each_others_way():
     """No two names touch, none lies in the plot, and every schedule there is has a mark of its own."""
-    assert {each.name for each in known()} <= set(MARKS) and len(set(MARKS.values())) == len(MARKS)
+    without = {each.name for each in known()} - set(MARKS)
+    assert not without, f"give {without} a mark and a colour in pplab/lab/forms/palette.py"
+    assert len(set(MARKS.values())) == len(MARKS)
     for setting, most in (("equal-8", 5.6), ("3-4-2-8", 5.6), ("profile-8", 5.6), ("case-16", 104)):
         frontier = lab.frontiers()[setting]
         ax = frontier_chart(frontier, most=most)

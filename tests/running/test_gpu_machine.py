@@ -155,7 +155,8 @@ def cases(ahead: int, **asked) -> list[pp.Schedule]:
 
 def test_what_hangs_where_all_hosts_wait():
     """These numbers stand on the page "It hangs"."""
-    assert sum(len(built(num_ranks)) for num_ranks in (2, 3, 4)) == 135
+    count = sum(len(built(num_ranks)) for num_ranks in (2, 3, 4))
+    assert count == 135, f"{count} cases of all schedules: change the numbers here and on book/it_hangs.md"
     hang = {(ahead, room): cases(ahead, room=room) for ahead in (0, 1) for room in (0, 8)}
     assert {key: len(found) for key, found in hang.items()} == {(0, 0): 75, (1, 0): 64, (0, 8): 0, (1, 8): 51}
     names = {builder.name for builder in pp.builders.known()}

@@ -712,11 +712,21 @@ def is_finer_in_all(costs: pp.Costs) -> bool:
 def test_every_field_of_costs_is_divided_or_carried_by_finer(monkeypatch):
     """A new field has to be added above; a field that finer forgets, or shouldn't divide, is seen."""
     costs = pp.Costs(**{name: before for name, (before, _) in FINER.items()})
-    assert is_finer_in_all(costs)
+    assert is_finer_in_all(costs), "FINER has a field of Costs too few, or another value than finer"
     durations = costs_module.DURATIONS
     for name in durations:  # as if finer forgot it
         monkeypatch.setattr(costs_module, "DURATIONS", tuple(each for each in durations if each != name))
         assert not is_finer_in_all(costs), name
+
+
+@pytest.mark.parametrize("name", costs_module.DURATIONS)
+def test_every_duration_makes_a_step_longer(name):
+    """`pplab.costs._WORK` says which kinds of actions it is a part of."""
+    costs = pp.Costs(backward=3) if name == "recompute" else pp.Costs()
+    longer, schedule = replace(costs, **{name: 5}), pp.build("GPipe", num_ranks=2, num_microbatches=3)
+    assert pp.simulate(schedule, longer).makespan > pp.simulate(schedule, costs).makespan, (
+        f"{name} has no effect: name it in pplab.costs._WORK"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 # The names that the package gives, each with its home: it opens when it is asked for.
 
 from . import models as models
+from . import planning as planning
 from . import schedules as schedules
 from .against_torch import Reference as Reference
 from .against_torch import TorchEngine as TorchEngine

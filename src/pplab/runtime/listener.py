@@ -17,6 +17,8 @@ event        what                     around
 "update"     None                     what follows a measured step's row
 "optimizer"  None                     of that, the optimizer's step
 
+Warm-up passes come before "steps", with the same events: count from its beginning.
+
 One listener is there in every run: its clock, at the end of this file.
 """
 

@@ -175,6 +175,13 @@ def test_a_file_that_is_no_text_is_refused_in_words(tmp_path, capsys):
     assert done.returncode == 1 and b"standard input is no text in UTF-8" in done.stderr
 
 
+def test_every_cost_has_a_flag():
+    """But for those that take a table, a drawing's unit, and `backward`, which the halves' flags give."""
+    flags = {flag["name"][2:].replace("-", "_") for flag in cli._COSTS}
+    without = {field.name for field in fields(pp.Costs)} - flags - {"backward", "links", "unit"}
+    assert not without, f"add flags for {without} to _COSTS in pplab/lab/shell/cli.py, or name them here"
+
+
 def test_no_flag_answers_with_a_name_of_the_code(capsys):
     for command in (*cli.COMMANDS, *commands.COMMANDS):
         typed = [flag for flag in command.flags() if "type" in flag and flag["name"].startswith("--")]

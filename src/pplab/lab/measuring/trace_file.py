@@ -92,14 +92,14 @@ class Trace(NamedTuple):
     host: str  # "" where it isn't told
     groups: list[tuple[int, ...]]  # the ranks of each of torch's process groups
     dids: list[Did]  # in order
-    notes: list[str]
-    asked: list[Post]  # receives, in order
-    sent: list[Post]
-    summed: list[Post]  # with other replicas
-    others: list[tuple[str, Post]]  # what else the host did, by name
-    watched: bool  # whether the names are around computing alone
-    by_rows: bool  # torch's interpreter ran it, which asks for messages in the order of its rows
-    on_gpu: bool  # `asked` and `sent` are kernels then, which do both
+    notes: Sequence[str] = ()
+    asked: Sequence[Post] = ()  # receives, in order
+    sent: Sequence[Post] = ()
+    summed: Sequence[Post] = ()  # with other replicas
+    others: Sequence[tuple[str, Post]] = ()  # what else the host did, by name
+    watched: bool = True  # whether the names are around computing alone
+    by_rows: bool = False  # torch's interpreter ran it: it asks for messages in its rows' order
+    on_gpu: bool = False  # `asked` and `sent` are kernels then, which do both
 
 
 def read_trace(path: Path) -> Trace:

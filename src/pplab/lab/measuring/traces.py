@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from math import inf
 from pathlib import Path
@@ -23,16 +23,24 @@ from .trace_file import RECORD, Did, Trace, read_trace
 Step = list[Did]  # of one rank
 
 
+# Which files of a folder are read, and by what. A file of any other name is taken for torch's.
+READERS: dict[str, Callable[[Path], Trace]] = {"*.json*": read_trace}
+
+
 def traces_in(places: Sequence[str | Path]) -> list[Trace]:
     """Every trace in files and folders."""
-    return [read_trace(path) for path in _files(places)]
+    return [_reader(path)(path) for path in _files(places)]
+
+
+def _reader(path: Path) -> Callable[[Path], Trace]:
+    return next((read for names, read in READERS.items() if path.match(names)), read_trace)
 
 
 def _files(places: Sequence[str | Path]) -> list[Path]:
     found: list[Path] = []
     for place in map(Path, places):
         found += (
-            [each for each in place.rglob("*.json*") if each.is_file()]
+            [each for names in READERS for each in place.rglob(names) if each.is_file()]
             if place.is_dir()
             else [place]
         )
