@@ -712,7 +712,7 @@ def is_finer_in_all(costs: pp.Costs) -> bool:
 def test_every_field_of_costs_is_divided_or_carried_by_finer(monkeypatch):
     """A new field has to be added above; a field that finer forgets, or shouldn't divide, is seen."""
     costs = pp.Costs(**{name: before for name, (before, _) in FINER.items()})
-    assert is_finer_in_all(costs)
+    assert is_finer_in_all(costs), "FINER has a field of Costs too few, or another value than finer"
     durations = costs_module.DURATIONS
     for name in durations:  # as if finer forgot it
         monkeypatch.setattr(costs_module, "DURATIONS", tuple(each for each in durations if each != name))
