@@ -8,6 +8,7 @@ import pickle
 import re
 from itertools import chain, pairwise, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,12 +22,12 @@ RAN = pp.build("1F1B", num_ranks=4, num_microbatches=6)
 
 def save(
     folder: Path,
-    posted: list[list[tuple[str, int, bool]]],
+    posted: list[list[tuple[str, int, Any]]],
     ranks: list[int],
     as_pickle: bool = False,
     told: pp.Schedule | None = None,
 ) -> Path:
-    """A dump for each rank of a pipeline, of (way, peer, ended): in the form of torch 2.13's recorder.
+    """A dump for each rank of a pipeline, of (way, peer, ended or a state): in the form of torch 2.13's recorder.
 
     `told`: with the mode and the shapes that torch's stages tell their neighbours first, in three messages.
     """
@@ -47,7 +48,7 @@ def save(
                 "is_p2p": True,
                 "profiling_name": f"nccl:{way} {place}{'->' if way == 'send' else '<-'}{peer}",
                 "input_dtypes": ["Float" if number >= len(first[place]) else "Long"],
-                "state": "completed" if ended else "started",
+                "state": ended if isinstance(ended, str) else "completed" if ended else "started",
             }
             for number, (way, peer, ended) in enumerate(first[place] + posted[place])
         ]
@@ -116,6 +117,15 @@ def test_two_that_send_first_and_a_link_that_has_stopped(tmp_path):
     stopped = [[("send", 1, False)], [("recv", 0, False)]]
     told = lab.explain_hang(two, save(tmp_path / "link", stopped, [0, 1]))
     assert "rank 1 waits in 1F0 for what 0F0 gives, which rank 0 has sent, so look at their link" in told
+
+
+def test_what_a_host_posts_ahead_of_its_gpu_isnt_sent(tmp_path):
+    two, late = pp.build("1F1B", num_ranks=2, num_microbatches=4), "scheduled"
+    ahead = [[("send", 1, late), ("send", 1, late), ("recv", 1, late)], [("recv", 0, late), ("send", 0, late)]]
+    assert lab.explain_hang(two, save(tmp_path / "ahead", ahead, [0, 1])).splitlines() == [
+        "rank 0 is in 0F0, or rank 1 hasn't taken what 0F0 gives",
+        "rank 1 waits in 1F0 for what 0F0 gives, which rank 0 may have sent",
+    ]
 
 
 def test_messages_of_a_batch_end_with_it(tmp_path):

@@ -38,11 +38,12 @@ Stream = tuple[str, int]  # "send" or "recv", and the peer's place in its pipeli
 
 
 class _Dump(NamedTuple):
-    """A rank's messages, each with whether it has ended, and how many came before them that are
-    lost.
+    """A rank's messages, each with its state, and how many came before them that are lost.
+
+    A host that doesn't wait for its GPU posts messages ahead: they are "scheduled".
     """
 
-    messages: list[tuple[Stream, bool]]
+    messages: list[tuple[Stream, str]]
     lost: int
 
 
@@ -113,7 +114,7 @@ def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
             messages.append(
                 (
                     (match[1], int(match[3])),
-                    ended.get(entry["p2p_seq_id"], entry["state"]) == "completed",
+                    ended.get(entry["p2p_seq_id"], entry["state"]),
                 )
             )
             ranks = json.loads(data["pg_config"][entry["process_group"][0]]["ranks"])
@@ -196,8 +197,10 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
             readings.append([*_lines(schedule, ranks, here, rows, numbers)])
     for place, rank in enumerate(ranks):
         lines = {reading[place] for reading in readings}
-        if len(lines) == 1 or rank not in here:
-            yield lines.pop() if lines else f"rank {rank}: no dump, so it may be the one that hangs"
+        if rank not in here:
+            yield f"rank {rank}: no dump, so it may be the one that hangs"
+        elif len(lines) == 1 and "" not in lines:
+            yield lines.pop()
         else:
             enough = 4 * sum(map(len, rows[place].streams.values()))  # of two steps, in batches
             yield (
@@ -223,7 +226,7 @@ def _contradicted(
         if not (mine := numbers.get(rank)):
             continue
         after = 0
-        for ((way, peer), done), number in zip(dumps[rank].messages, mine[0], strict=True):
+        for ((way, peer), state), number in zip(dumps[rank].messages, mine[0], strict=True):
             # what is posted behind a send is of later actions than it, or of one sent with it
             step, maker, user = rows[place].place((way, peer), number)
             at = step * rows[place].length + (maker if way == "send" else user) - rows[place].first
@@ -231,7 +234,12 @@ def _contradicted(
                 return True
             after = max(after, at if way == "send" else 0)
             theirs = numbers.get(ranks[peer])
-            if done and way == "recv" and theirs and number >= theirs[1]["send", place]:
+            if (
+                state == "completed"
+                and way == "recv"
+                and theirs
+                and number >= theirs[1]["send", place]
+            ):
                 return True
     return False
 
@@ -243,7 +251,9 @@ def _lines(
     rows: Sequence[_Row],
     numbers: Mapping[int, tuple[list[int], dict[Stream, int]] | None],
 ) -> Iterator[str]:
-    """A line for each rank of a pipeline, if its messages have these numbers."""
+    """A line for each rank of a pipeline, if its messages have these numbers; empty where they
+    don't tell.
+    """
     items = [*chain(*schedule.rows)]
     makers = {
         maker
@@ -253,27 +263,23 @@ def _lines(
         for maker, _ in found
     }
     for place, rank in enumerate(ranks):
-        if rank not in dumps:
-            yield f"rank {rank}: no dump, so it may be the one that hangs"
-            continue
-        mine = numbers[rank]
-        if mine is None:
-            enough = 4 * sum(map(len, rows[place].streams.values()))  # of two steps, in batches
-            yield (
-                f"rank {rank}: its last {plural(len(dumps[rank].messages), 'message')} don't tell "
-                "where it is, since "
-                f"they aren't a whole step's: {_REMEDY} to {enough} or more"
-            )
+        mine = numbers.get(rank)
+        made = mine and [
+            s for (way, _), s in dumps[rank].messages if way == "send" and s != "scheduled"
+        ]
+        if not mine or (dumps[rank].lost and not made):
+            yield ""  # they don't tell
             continue
         row, first, at, waiting = schedule.rows[place], rows[place].first, 0, []
-        for ((way, peer), done), number in zip(dumps[rank].messages, mine[0], strict=True):
+        for ((way, peer), state), number in zip(dumps[rank].messages, mine[0], strict=True):
             step, maker, user = rows[place].place((way, peer), number)
-            if way == "send":
-                at = max(at, step * len(row) + maker + 1 - first)
-            if not done:
-                waiting.append((way, step * len(row) + user - first, user, maker, peer, number))
+            here = step * len(row) + (maker if way == "send" else user) - first
+            if way == "send" and state != "scheduled":
+                at = max(at, here + 1)
+            if state != "completed":
+                waiting.append((way, here, user, maker, peer, number, state))
         until = next((i for i in range(at, at + len(row)) if first + i % len(row) in makers), at)
-        way, used, user, maker, peer, number = min(waiting, default=("", until, 0, 0, 0, 0))
+        way, used, user, maker, peer, number, _ = min(waiting, default=("", until, 0, 0, 0, 0, ""))
         waits = way == "recv" and used <= until  # or it is posted for later, and not needed yet
         what = " or ".join(str(row[i % len(row)]) for i in range(at, used if waits else until + 1))
         what = f"is in {what}" if what else ""
@@ -283,15 +289,17 @@ def _lines(
                 f"waits in {items[user]} for what {items[maker]} gives, which rank {ranks[peer]} "
             )
             theirs = numbers.get(ranks[peer])
-            if theirs is None:
-                what += "may have sent"
-            else:
-                what += (
-                    "hasn't sent"
-                    if number >= theirs[1]["send", place]
-                    else "has sent, so look at their link"
+            sent = "hasn't sent" if theirs else "may have sent"
+            if theirs and number < theirs[1]["send", place]:
+                sends = zip(dumps[ranks[peer]].messages, theirs[0], strict=True)
+                sure = any(
+                    each == ("send", place) and k == number and state != "scheduled"
+                    for (each, state), k in sends
                 )
+                sent = "has sent, so look at their link" if sure else "may have sent"
+            what += sent
         elif untaken := min((each for each in waiting if each[0] == "send"), default=None):
-            *_, maker, peer, number = untaken
-            what += f", and rank {ranks[peer]} hasn't taken what {items[maker]} gives"
+            *_, maker, peer, number, state = untaken
+            joined = "or" if state == "scheduled" else "and"
+            what += f", {joined} rank {ranks[peer]} hasn't taken what {items[maker]} gives"
         yield f"rank {rank} {what}"
