@@ -19,6 +19,7 @@ from pplab.lab import ExpertLayers, Model, Transformer, read_config
 from pplab.lab.models import data
 from pplab.lab.planning import configs
 from pplab.lab.planning.config_fields import CHECKED, by_fields
+from pplab.lab.shell import choice
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -197,6 +198,7 @@ def test_flops_of_a_token_are_nvidias(name):
 
 
 LLAMA = MODELS["llama 8.03"] | {"hidden_act": "silu"}
+AS_KIMI = {"model_type": "kimi_k2", "hidden_act": "silu", "num_nextn_predict_layers": 1}
 
 
 def test_a_config_has_many_homes(tmp_path, monkeypatch):
@@ -241,6 +243,26 @@ def test_what_is_left_out_has_transformers_defaults(monkeypatch):
     assert model.parameters == pytest.approx(1.026e12, rel=0.001) and model.pattern == "full+mlp full+experts*60"
     with pytest.raises(ValueError, match="llama9: its fields were compared with no model of its kind; transformers is"):
         read_config(LLAMA | {"model_type": "llama9"}, 4096)
+
+
+@pytest.mark.parametrize(
+    ("source", "hidden", "counted"),
+    [
+        (LLAMA | {"model_type": "llama"}, "", "its fields and by a forward$"),
+        (LLAMA | {"model_type": "llama"}, "torch", "its fields alone, since torch is missing: pip install"),
+        (DEEPSEEK | AS_KIMI, "", "its fields alone, since .* identifier: kimi_k2.; predictors by fields alone$"),
+        ({"model_type": "afmoe"}, "", "a forward alone, since its fields were compared with no model of its kind"),
+    ],
+)
+def test_a_model_says_by_which_evidence_it_was_counted(source, hidden, counted, monkeypatch):
+    configs._counted.cache_clear()
+    if hidden:
+        monkeypatch.setitem(sys.modules, hidden, None)  # as without it
+    model, _, _ = read(source, 2048)
+    configs._counted.cache_clear()
+    assert re.match(f"counted by {counted}", model.counted) and replace(model, counted="") == model
+    assumed = choice._assumed(model, lab.machine_of("h100", 8, 50e9))
+    assert assumed.startswith(f"{model.parameters / 1e9:.4g} billion parameters, {model.counted}\na GPU reaches")
 
 
 def test_unlike_layers_are_read_from_configs():

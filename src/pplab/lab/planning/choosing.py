@@ -33,6 +33,7 @@ _GROUPS = {  # the rows by what can be said of them
     "slower": "slower:",
     "too_large": "too large:",
 }
+_STEP = attrgetter("plan.step_s")
 _SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan isn't planned
 _FINALISTS, _SHOWN, _EQUAL = 3, 10, 5
 _LONG = 8192  # tokens of a sequence from which context ranks are tried
@@ -125,7 +126,7 @@ class Candidate:
             f"{said['num_microbatches']}"
             + f" x {self.plan.microbatch}" * (self.plan.microbatch > 1),
             _short(self.plan.layers) + again,
-            f"{self.plan.step_s:.3g} ({self.low_s:.3g}-{self.high_s:.3g})",
+            "{} ({}-{})".format(*map(_rounded, (self.plan.step_s, self.low_s, self.high_s))),
             f"{self.plan.memory_bytes / 1e9:.1f}",
         )
 
@@ -177,8 +178,9 @@ class Choice:
     @cached_property
     def table(self) -> Table:
         """The rows as texts, under their columns, group after group."""
-        found = Table(row.cells for row in self.rows + self.too_large)
-        room = (self.rows + self.too_large)[0].plan.machine.memory / 1e9
+        rows = self.rows + self.too_large
+        found = Table(row.cells for row in rows)
+        room = rows[0].plan.machine.memory / 1e9
         found.columns = (
             *"layout, schedule, V, M, layers of each stage, seconds".split(", "),
             f"GB of {room:.3g}",
@@ -195,24 +197,24 @@ class Choice:
     def advice(self) -> str:
         """Whether to pipeline at all; where nothing fits, what would."""
         if not self.rows:
-            least = self.too_large[0].plan
+            least = min((row.plan for row in self.too_large), key=attrgetter("memory_bytes"))
             return (
                 f"Nothing fits on {plural(self.gpus, 'GPU')} of {least.machine.memory / 1e9:.3g} "
                 "GB: the smallest needs"
-                f" {least.memory_bytes / 1e9:.3g} GB. Take more GPUs, other degrees, or freeze "
-                "weights: State(2, 0, 0)."
+                f" {least.memory_bytes / 1e9:.1f} GB. Take more GPUs, other degrees, or freeze "
+                "weights (in Python: State(2, 0, 0))."
             )
-        first = min(self.rows, key=lambda row: row.plan.step_s)
+        first = min(self.rows, key=_STEP)
         pipelined = first.plan.layout.pp > 1
-        other = next((row for row in self.rows if (row.plan.layout.pp > 1) != pipelined), None)
-        what, others = ("Pipeline", "without one") if pipelined else ("Don't pipeline", "with one")
-        if not other:
-            return f"{what}: {others} nothing that fits is among the fastest."
-        if not other.slower:
+        others = [row for row in self.rows if (row.plan.layout.pp > 1) != pipelined]
+        what, how = ("Pipeline", "without one") if pipelined else ("Don't pipeline", "with one")
+        if not others:
+            return f"{what}: {how} nothing that fits is among the fastest."
+        if not all(row.slower for row in others):
             what = "Whether to pipeline can't be told"
         also = f" {self.more} more rows can't be told apart." * (self.more > 0)
         return (
-            f"{what}: {others} a step takes {other.plan.step_s / first.plan.step_s - 1:.0%} "
+            f"{what}: {how} a step takes {min(map(_STEP, others)) / _STEP(first) - 1:.0%} "
             f"longer.{also}"
         )
 
@@ -268,7 +270,7 @@ def choose(
 
     Two layouts can't be told apart when the ratio of their steps may be either side of 1 with the
     machine's numbers off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count
-    there. Five of those are listed, the fastest among them.
+    there. Five of those are listed, among them the fastest with a pipeline and without one.
 
     Raises ValueError for experts that a model doesn't have, for more GPUs or layers than anybody
     has, and where no layout divides the model, the batch and the GPUs: it says why not. Pipelines
@@ -316,11 +318,11 @@ def choose(
             _compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + whole, large[:3])
         )
     split = sum(not row.slower for row in rows)
-    first, others = (
-        rows[: _EQUAL - 1],
-        sorted(rows[_EQUAL - 1 : split], key=lambda row: row.plan.step_s),
-    )
-    equal = (*first, *others[:1]) if split > len(first) else rows[:split]
+    by_speed = sorted(rows[:split], key=_STEP, reverse=True)
+    # with a pipeline and without one; the others are listed as they are preferred
+    fastest = {row.plan.layout.pp > 1: row for row in by_speed}.values()
+    listed = sorted(rows[:split], key=lambda row: row not in fastest)[:_EQUAL]
+    equal = tuple(sorted(listed, key=_preferred))
     return Choice(gpus, equal, rows[split:], too_large, split - len(equal))
 
 
@@ -408,6 +410,11 @@ def _preferred(row: Candidate) -> tuple:
         layout.tp,
         found.step_s,
     )
+
+
+def _rounded(value: float) -> str:
+    """Three digits, without an exponent: 1910."""
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def _short(layers: Iterable[int]) -> str:

@@ -25,9 +25,10 @@ def by_meta(fields: Mapping[str, Any], sequence: int) -> Model:
     """The model of a config's fields. Unread for a model that transformers can't build or run
     there, for several stacks of layers, and for work or parameters that its layers don't explain.
     """
-    names = "torch", "transformers", "transformers.masking_utils"
-    found: list[Any] = [bring(name) for name in names]
-    torch, transformers, masks = found
+    if not fields.get("model_type"):
+        raise Unread("it has no model_type")
+    torch, transformers = bring("torch"), bring("transformers")
+    masks: Any = bring("transformers.masking_utils")
     values, masks.find_packed_sequence_indices = (
         masks.find_packed_sequence_indices,
         lambda positions: None,
@@ -50,7 +51,7 @@ def by_meta(fields: Mapping[str, Any], sequence: int) -> Model:
     except Unread:
         raise
     except Exception as error:
-        why = f"{type(error).__name__}: {str(error)[:90]}".splitlines()[0]
+        why = f"{type(error).__name__}: {str(error).partition('. Should')[0][:90]}".splitlines()[0]
         raise Unread(
             f"transformers can't run it without weights ({why}): give lab.Model its layers"
         ) from None

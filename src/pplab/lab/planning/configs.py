@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
-from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from .expert_layers import ExpertLayers
 from .layers import Model
 
 # of what is built one by one
-_MOST = {"layers": 1024, "n_layer": 1024, "blocks": 1024, "experts": 2**15}
+_MOST = {("layers", "n_layer", "blocks"): 1024, ("experts",): 2**15}
 
 
 def read_config(source: object, sequence: int) -> tuple[Model, ExpertLayers | None]:
@@ -37,6 +36,7 @@ def read_config(source: object, sequence: int) -> tuple[Model, ExpertLayers | No
     installed, also by a forward of the model without weights. Where both count, parameters that
     differ by more than 1 % are refused, and where a token uses 2 % more or less, the forward is
     believed. Without a forward, a kind of model is counted whose fields were compared with one.
+    The model's `counted` says which of these it was, and what was left out.
     Raises ValueError that names the odd field or layer, and what to give instead.
 
     >>> model, experts = read_config({
@@ -55,10 +55,9 @@ def read_config(source: object, sequence: int) -> tuple[Model, ExpertLayers | No
         kind = found.get("model_type", kind)
         model = _counted(json.dumps(found, default=str), sequence)
     except (
-        KeyError,
+        LookupError,
         TypeError,
         AttributeError,
-        IndexError,
         ArithmeticError,
         RecursionError,
     ) as error:
@@ -82,9 +81,9 @@ def _counted(fields: str, sequence: int) -> Model:
         if value is not None
     }
     for name, value in text.items():
-        most = next((most for ending, most in _MOST.items() if name.endswith(ending)), inf)
-        if isinstance(value, int) and value > most:
-            raise ValueError(f"{name} must be at most {most:,}, got {value}")
+        for endings, most in _MOST.items():
+            if name.endswith(endings) and isinstance(value, int) and value > most:
+                raise ValueError(f"{name} must be at most {most:,}, got {value}")
     with suppress(Exception):  # no transformers, or a kind that it doesn't know
         text = bring("transformers").AutoConfig.for_model(**text).to_dict()
     model: Model | None = None
@@ -97,9 +96,9 @@ def _counted(fields: str, sequence: int) -> Model:
     except (Unread, ImportError) as error:
         if model is None:
             raise Unread(f"{odd}; {error}") from None
-        return model
+        return _said(model, text, "its fields alone, since ", error)
     if model is None:
-        return measured
+        return _said(measured, text, "a forward alone, since ", odd)
     bare = replace(model, predictors=())  # of which transformers knows nothing
     if abs(bare.parameters / measured.parameters - 1) > 0.01:
         counts = (f"{each.parameters / 1e9:.4g} billion" for each in (bare, measured))
@@ -112,7 +111,17 @@ def _counted(fields: str, sequence: int) -> Model:
             "odd one: give "
             "lab.Model its layers".format(*counts, odd, bare.layers[odd].name)
         )
-    return model if abs(bare.used / measured.used - 1) < 0.02 else measured
+    if abs(bare.used / measured.used - 1) < 0.02:
+        return _said(model, text, "its fields and by a forward")
+    return _said(measured, text, f"a forward: its fields say {bare.used / 1e9:.4g} billion in use")
+
+
+def _said(model: Model, text: Mapping[str, Any], how: str, why: object = "") -> Model:
+    """The model, which says how it was counted and whether its predictors were."""
+    how += str(why).removesuffix(": give lab.Model its layers")
+    if text.get("num_nextn_predict_layers") or text.get("mtp_num_layers"):
+        how += "; predictors by fields alone" if model.predictors else "; without predictors"
+    return replace(model, counted=f"counted by {how}")
 
 
 def _fields(source: object) -> dict[str, Any]:
@@ -134,9 +143,8 @@ def _fields(source: object) -> dict[str, Any]:
         download, reachable = bring("huggingface_hub").hf_hub_download, data.hub_is_reachable()
         try:
             path = Path(download(str(source), "config.json", local_files_only=not reachable))
-        except (
-            Exception
-        ) as error:  # no network, no such model, one that needs a login, no name at all
+        # no network, no such model, one that needs a login, no name at all
+        except Exception as error:
             why = type(error).__name__ if reachable else "it can't be reached"
             raise ValueError(
                 f"{source} isn't a folder with a config.json, and the hub doesn't give one "

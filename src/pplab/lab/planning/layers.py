@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from math import gcd
@@ -44,7 +44,8 @@ class Model(Ends):
 
     `predictors` (MTP) are layers that predict further tokens: they stand in the last stage, behind
     the others, and each goes through the head once more. `beside`: parameters in no layer and no
-    table, such as positions. All kinds that route to experts have as many.
+    table, such as positions. All kinds that route to experts have as many. `counted` says by which
+    evidence `read_config` counted it, in words; models that differ only there are equal.
 
     ValueError for a model without layers, and for two kinds with one name.
 
@@ -66,6 +67,7 @@ class Model(Ends):
     bytes_each: int = 2
     predictors: tuple[Kind, ...] = ()
     beside: int = 0
+    counted: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("width", "sequence", "bytes_each"):

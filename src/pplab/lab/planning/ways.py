@@ -77,11 +77,9 @@ class Task:
             # FSDP's microbatches may be larger
             launched = machine.host * num_layers / pp * (M if pp > 1 else 1)
             for builder in map(find, schedules if pp > 1 else ["naive"]):
-                for V in (
-                    V
-                    for V in _stages_per_rank(builder)
-                    if pp * V <= num_layers and pp * V * M <= MOST_FORWARDS
-                ):
+                for V in _stages_per_rank(builder):
+                    if pp * V > num_layers or pp * V * M > MOST_FORWARDS:
+                        continue
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
                     busy = work / machine.rate(layout) / pp / dp + sums + touched / self.gpus
                     estimate = max(busy, launched) * (1 + ramps)
@@ -105,13 +103,12 @@ class Task:
         options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
         rows = builder(layout.pp, self.batch // layout.dp // b, **options)
         cut = _weighed(self.model, rows)
-        none = (0,) * rows.num_stages
         asked = Asked(
             self.model,
             self.machine,
             layout,
             cut,
-            none,
+            (0,) * rows.num_stages,
             self.batch,
             b,
             experts,

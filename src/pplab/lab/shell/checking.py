@@ -177,11 +177,11 @@ def _layout(text: str, *_: object) -> tuple[str, list[str]]:
 
 def _config(text: str, *_: object) -> tuple[str, list[str]]:
     model, experts = read_config(json.loads(text), 4096)
-    found = (
+    used = f", {model.used / 1e9:.4g} in use" * bool(experts)
+    return (
         f"{plural(model.num_layers, 'layer')} ({model.pattern}), {model.parameters / 1e9:.4g} "
-        "billion parameters"
-    )
-    return found + f", {model.used / 1e9:.4g} in use" * bool(experts), ["norms, biases"]
+        f"billion parameters{used}, {model.counted}"
+    ), ["norms, biases"]
 
 
 def _schedule(text: str, *_: object) -> tuple[str, list[str]]:

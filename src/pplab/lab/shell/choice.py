@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from ..planning import (
     GPUS,
@@ -102,16 +101,18 @@ def _choose(given: argparse.Namespace) -> None:
     machine = machine_of(host=host, **{name: getattr(given, name) for name in names})
     asked = {name: value for name in _DEGREES if (value := getattr(given, name)) is not None}
     found = choose(model, machine, given.gpus, given.batch, experts=experts, **asked)
-    assumed = _assumed(model.long(experts).parameters, machine)
-    told = [_told(found, given.flags)] if given.flags else []
+    assumed = _assumed(model.long(experts), machine)
+    told = [_told(found, given.flags)] if given.flags and found.equal else []
     write(given, {"assumed": assumed} | found.to_dict(), [assumed, found, *told])
 
 
-def _assumed(parameters: float, machine: Machine) -> str:
+def _assumed(model: Model, machine: Machine) -> str:
     """What the table's numbers come from, whether somebody gave it or a name stands for it."""
     inside, between = machine.inside.bandwidth / 1e9, machine.between.bandwidth / 1e9
+    counted = f", {model.counted}\n" if model.counted else "; "
     return (
-        f"{parameters / 1e9:.3g} billion parameters; a GPU reaches {machine.flops / 1e12:.4g} "
+        f"{model.parameters / 1e9:.4g} billion parameters{counted}a GPU reaches "
+        f"{machine.flops / 1e12:.4g} "
         "TFLOP/s and has "
         f"{machine.memory / 1e9:.4g} GB for what is counted\n"
         f"a GPU sends {inside:.4g} GB/s inside a box of {machine.ranks_per_node}, in a ring "
@@ -124,12 +125,15 @@ def _assumed(parameters: float, machine: Machine) -> str:
 
 def _told(found: Choice, framework: str) -> str:
     """What to paste for the first row that can't be told apart from the fastest and that the
-    framework runs.
+    framework runs; why it doesn't run the first.
     """
+    why = ""
     for row in found.equal:
-        with suppress(ValueError):
-            return f"\n# {', '.join(row.cells[:2])}\n{flags(row.plan, framework)}"
-    return f"{framework} can run none of those that can't be told apart"
+        try:
+            return f"\n# {', '.join(row.cells[:2])}{why}\n{flags(row.plan, framework)}"
+        except ValueError as error:
+            why = why or f"; the first row isn't run: {error}"
+    return f"{framework} can run none of the listed rows that can't be told apart{why}"
 
 
 def _flags() -> tuple[Flag, ...]:
@@ -208,7 +212,11 @@ COMMAND = Command(
     "pplab choose MODEL --gpus N --gpu NAME --between SPEED --batch N --sequence N [options]",
     "Plan every way to divide a model and a batch among the GPUs of a cluster, and list the "
     "fastest ones, those that "
-    "can't be told apart first. This needs neither PyTorch nor a GPU.",
+    "can't be told apart first. In the table V is the number of stages on each rank, and M the "
+    "number of microbatches, x the sequences in each. 2*4+5 means stages of 4, 4 and 5 layers, "
+    "and '9 again' that 9 of these run their forward twice. A step takes so many seconds, with "
+    "the least and the most that it may take, and the fullest GPU holds so many GB. This needs "
+    "neither PyTorch nor a GPU.",
     {
         "How do I divide a model with the shape of Llama 3 70B?": (
             f"pplab choose {_CLUSTER} \\\n"
