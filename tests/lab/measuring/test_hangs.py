@@ -216,6 +216,7 @@ def test_a_pickle_runs_nothing(tmp_path, monkeypatch):
 
 
 def test_dumps_that_dont_tell(tmp_path):
+    (tmp_path / "rank_9").write_text('{"entries": [], "pg_config": {}}')
     dumps = save(tmp_path / "dumps", hung(RAN, "2F3"), [0, 1, 2, 3])
     with pytest.raises(ValueError, match="no dump has messages among 2 ranks: 1F1B isn.t what ran"):
         lab.explain_hang(pp.build("1F1B", num_ranks=2, num_microbatches=6), dumps)
@@ -223,9 +224,17 @@ def test_dumps_that_dont_tell(tmp_path):
     (dumps / "rank_1").write_text(re.sub(r'("record_id": )', r"\g<1>40", text.replace("op_id", "none")))
     with pytest.raises(
         ValueError,
-        match="rank_1 is damaged, .* the first 40+ operations are lost, .* set TORCH_FR_BUFFER_SIZE",
+        match="rank_1 doesn't tell where its rank is: the first 40+ operations are lost, .* set TORCH_FR_BUFFER_SIZE",
     ):
         lab.explain_hang(RAN, dumps)
+    gpipe = save(tmp_path / "gpipe", hung(pp.build("GPipe", num_ranks=4, num_microbatches=6), "2F3"), [0, 1, 2, 3])
+    with pytest.raises(ValueError, match="the messages aren't in 1F1B's order: that isn't what ran"):
+        lab.explain_hang(RAN, gpipe)
+    with pytest.raises(ValueError, match="no dump of a flight recorder has a message"):
+        lab.explain_hang(RAN, tmp_path / "rank_9")
+    (gpipe / "rank_7").write_text((gpipe / "rank_1").read_text())  # named by its host, not by the job
+    with pytest.raises(ValueError, match="a second dump of rank 1"):
+        lab.explain_hang(RAN, gpipe)
     other = pp.build("Interleaved1F1B", num_ranks=4, num_microbatches=8)
     with pytest.raises(ValueError, match="rank 0 has messages with rank 3, and in 1F1B it has none: that isn't what"):
         lab.explain_hang(RAN, save(tmp_path / "loop", hung(other, "2F3"), [0, 1, 2, 3]))

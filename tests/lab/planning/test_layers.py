@@ -116,3 +116,22 @@ def test_models_that_cannot_be_are_refused(layers, message):
     fewer = Kind("fewer", (ATTENTION, replace(SPREAD, routed=Routed(32, 8, EXPERT))))
     with pytest.raises(ValueError, match="kinds that route to experts must have as many, .* got"):
         lab.plan(Model((ROUTED, fewer), WIDTH, TOKENS), NODE, lab.Layout(), 8)
+
+
+def test_layers_that_one_flag_cannot_say_are_refused_and_so_is_what_nobody_has():
+    attention = kinds.attention(256, heads=4, kv_heads=4, head_width=64)
+    narrow, wide = (Kind(str(n), (attention, kinds.mlp(256, n, gated=True))) for n in (512, 1024))
+    machine = lab.Machine(8, pp.Link(), pp.Link(), flops=1e12, memory=80e9)
+    unlike = lab.plan(Model((narrow, wide), 256, 128, 1000), machine, lab.Layout(pp=2), batch=2)
+    with pytest.raises(ValueError, match="one size of mlp, and this model's layers have several: torchtitan"):
+        lab.flags(unlike, "Megatron-LM")
+    assert "pipeline_parallel_degree" in lab.flags(unlike, "torchtitan")
+    with pytest.raises(ValueError, match="unknown schedule of torch 'interleaved1f1b': did you mean Interleaved1F1B"):
+        lab.torch_refuses("interleaved1f1b", 4, 5)
+    depth = "--pipeline_parallel_degree 4 --pipeline_parallel_layers_per_stage 2"
+    assert "num_layers" in str(lab.check(depth, num_layers=-2, gpus=4))
+    for wrong in ({"experts": 3}, {"state": "x"}):
+        with pytest.raises(ValueError, match=f"{[*wrong][0]} must be"):
+            lab.choose(lab.Transformer(4, 64, 64), machine, 2, 8, **wrong)
+    with pytest.raises(ValueError, match="give them to fsdp_plan"):
+        lab.fsdp_row(lab.Case(experts=lab.ExpertLayers(8, 2, 8, 512)), 8)

@@ -235,9 +235,9 @@ def explain(*places: str | Path) -> ExplainedJob:
     causes, doubtful = _causes(seen, lengths)
     notes = [
         *job.notes,
-        f"± holds for 95 of 100 such runs. What another run may differ by besides is {_RUNS:.1%}, "
-        "as in three equal "
-        "runs that were recorded, or the scatter of this job's iterations where that is more",
+        "± of a cause holds for 95 of 100 such runs. What another run may differ by besides is "
+        f"{_RUNS:.1%}, as in three equal runs that were recorded, or the scatter of this job's "
+        "iterations where that is more",
     ]
     orders: list[WhatIf] = []
     if any(cause.kind in ("pauses", "late rank") for cause in causes):

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from ...schedule import Schedule, plural
-from ..forms import reading
+from ..forms import printable, reading
 
 _MESSAGE = re.compile(r"nccl:(send|recv) (\d+)(?:->|<-)(\d+)")
 _REMEDY = "set TORCH_FR_BUFFER_SIZE (older torch: TORCH_NCCL_TRACE_BUFFER_SIZE)"
@@ -60,8 +60,8 @@ def explain_hang(schedule: Schedule, *places: str | Path) -> str:
     """Say for which message each rank of a job waits that hangs, and what those do that wait for
     none.
 
-    `places` are the dumps of NCCL's flight recorder, one per rank and named by it, or their folder;
-    `schedule` is what ran. Dumps may have lost their first messages: then a line says what wasn't
+    `places` are the dumps of NCCL's flight recorder, one per rank, or their folder; `schedule` is
+    what ran. Dumps may have lost their first messages: then a line says what wasn't
     seen, or that a rank's last messages don't tell where it is. ValueError for other files.
     """
     dumps: dict[int, _Dump] = {}
@@ -69,11 +69,21 @@ def explain_hang(schedule: Schedule, *places: str | Path) -> str:
     for file in chain(*(each.iterdir() if each.is_dir() else [each] for each in map(Path, places))):
         with reading(str(file), "a dump of NCCL's flight recorder"):
             raw = file.read_bytes()
-            rank = int(re.findall(r"\d+", file.name)[-1])
-            ranks, dumps[rank] = _posted(
-                json.loads(raw) if raw.startswith(b"{") else _Plain(io.BytesIO(raw)).load()
+            data = json.loads(raw) if raw.startswith(b"{") else _Plain(io.BytesIO(raw)).load()
+            place, ranks, dump = _posted(data)
+            rank = ranks[place] if ranks else int("0" + "".join(re.findall(r"\d+", file.name)[-1:]))
+        if isinstance(dump, str):
+            raise ValueError(f"{printable(str(file))} doesn't tell where its rank is: {dump}")
+        if rank in dumps and ranks:
+            raise ValueError(
+                f"{printable(str(file))} is a second dump of rank {rank}: give one each"
             )
+        dumps.setdefault(rank, dump)
         pipelines.add(ranks)
+    if not any(pipelines):
+        raise ValueError(
+            "no dump of a flight recorder has a message: give those of all ranks, or their folder"
+        )
     pipelines = {ranks for ranks in pipelines if len(ranks) == schedule.num_ranks}
     if not pipelines:
         raise ValueError(
@@ -82,14 +92,14 @@ def explain_hang(schedule: Schedule, *places: str | Path) -> str:
     return "\n".join(chain(*(_told(schedule, ranks, dumps) for ranks in sorted(pipelines))))
 
 
-def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
-    """The ranks of a dump's pipeline, and its messages. Of a batch's, only the batch's own entry
-    tells a state.
+def _posted(data: Any) -> tuple[int, tuple[int, ...], _Dump | str]:
+    """The rank's place in its pipeline, the ranks of that, and its messages, or why they don't
+    tell. Of a batch's, only the batch's own entry tells a state.
     """
-    messages, ranks, before, told = [], [], 0, 0
+    messages, ranks, before, told, place = [], [], 0, 0, 0
     first = min((each["record_id"] for each in data["entries"]), default=0)
     ended = {
-        e["p2p_seq_id"]: e["state"]
+        (e["process_group"][0], e["p2p_seq_id"]): e["state"]
         for e in data["entries"]
         if e["profiling_name"] == "nccl:coalesced"
     }
@@ -97,30 +107,39 @@ def _posted(data: Any) -> tuple[tuple[int, ...], _Dump]:
         if match := _MESSAGE.match(entry["profiling_name"]):
             if {"Int", "Long", "Byte"}.issuperset(entry.get("input_dtypes") or ["Float"]):
                 if first and messages:
-                    raise ValueError(
-                        f"the first {first} operations are lost, and messages with shapes come "
-                        f"between the others, so their numbers don't tell: {_REMEDY}"
+                    return (
+                        place,
+                        tuple(ranks),
+                        (
+                            f"the first {first} operations are lost, and messages with shapes come "
+                            f"between the others, so their numbers don't tell: {_REMEDY}"
+                        ),
                     )
                 told += 1
                 continue  # a mode, or a shape
             if first and not messages and not told:
                 if "op_id" not in entry:
-                    raise ValueError(
-                        f"the first {first} operations are lost, and this torch doesn't number "
-                        f"them: {_REMEDY}"
+                    return (
+                        0,
+                        (),
+                        (
+                            f"the first {first} operations are lost, and this torch doesn't number "
+                            f"them: {_REMEDY}"
+                        ),
                     )
                 # from 1 on, with the group's collectives
                 before = entry["op_id"] - 1 - entry.get("collective_seq_id", 0)
             messages.append(
                 (
                     (match[1], int(match[3])),
-                    ended.get(entry["p2p_seq_id"], entry["state"]),
+                    ended.get((entry["process_group"][0], entry["p2p_seq_id"]), entry["state"]),
                 )
             )
+            place = int(match[2])
             ranks = json.loads(data["pg_config"][entry["process_group"][0]]["ranks"])
     if first and not messages:
-        raise ValueError(f"none of its last operations is a message of a stage: {_REMEDY}")
-    return tuple(ranks), _Dump(messages, before)
+        return 0, (), f"none of its last operations is a message of a stage: {_REMEDY}"
+    return place, tuple(ranks), _Dump(messages, before)
 
 
 class _Row(NamedTuple):
@@ -130,6 +149,11 @@ class _Row(NamedTuple):
     length: int
     # of each message of a step: what makes it, and what uses it
     streams: dict[Stream, list[tuple[int, int]]]
+
+    @property
+    def messages(self) -> int:
+        """How many a step has."""
+        return sum(map(len, self.streams.values()))
 
     def place(self, stream: Stream, number: int) -> tuple[int, int, int]:
         """The step of a stream's message, what makes it, and what uses it."""
@@ -156,7 +180,7 @@ def _numbers(dump: _Dump, row: _Row) -> tuple[list[int], dict[Stream, int]] | No
     """Each message's number on its stream, from the job's first step on, and the number that would
     be next on each; None where the messages don't tell.
     """
-    step = sum(map(len, row.streams.values()))
+    step = row.messages
     left = -dump.lost % step  # of the step in which they begin
     if len(dump.messages) < left:
         return None
@@ -188,13 +212,15 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
         numbers = {}
         for place, rank in enumerate(ranks):
             if rank in here:
-                step, dump = sum(map(len, rows[place].streams.values())), here[rank]
+                step, dump = rows[place].messages, here[rank]
                 before = each * step // schedule.num_microbatches
                 if before <= dump.lost or not dump.lost:
                     fewer = _Dump(dump.messages, max(0, dump.lost - before))
                     numbers[rank] = _numbers(fewer, rows[place])
         if len(numbers) == len(here) and not _contradicted(ranks, here, rows, numbers):
             readings.append([*_lines(schedule, ranks, here, rows, numbers)])
+    if not readings and not max(lost):
+        raise ValueError(f"the messages aren't in {schedule.name}'s order: that isn't what ran")
     for place, rank in enumerate(ranks):
         lines = {reading[place] for reading in readings}
         if rank not in here:
@@ -202,7 +228,7 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
         elif len(lines) == 1 and "" not in lines:
             yield lines.pop()
         else:
-            enough = 4 * sum(map(len, rows[place].streams.values()))  # of two steps, in batches
+            enough = 4 * rows[place].messages  # of two steps, in batches
             yield (
                 f"rank {rank}: its last {plural(len(here[rank].messages), 'message')} don't tell "
                 f"where it is: {_REMEDY} to {enough} or more, or best so that none is lost"

@@ -254,10 +254,10 @@ def _messages(members: Mapping[int, _Rank], sent: Sequence[_Sent]) -> list[Messa
             order = member.order
             incoming.sort(
                 key=lambda each: order.get(each.row(True), 0) if order else each.user.start
-            )  # noqa: B023
+            )
             outgoing.sort(
                 key=lambda each: order.get(each.row(False), 0) if order else each.maker.end
-            )  # noqa: B023
+            )
             posted = asked[-len(incoming) :]
             if len(posted) == len(incoming):
                 for each, post in zip(incoming, posted, strict=True):

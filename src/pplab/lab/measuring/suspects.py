@@ -109,8 +109,8 @@ class Seen:
         every = {later - earlier for earlier, later in pairwise(found)}
         if len(found) == len(self.counted):
             return told
-        if len(found) > 2 and len(every) == 1:
-            return f"{told}, every {every.pop()}th"
+        if len(found) > 2 and len(every) == 1 and (apart := every.pop()) > 1:
+            return f"{told}, each {apart} after the last"
         return told + f", to the end of {numbered('step', found)}" * (len(found) < 5)
 
 

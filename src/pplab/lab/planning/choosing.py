@@ -190,7 +190,8 @@ class Choice:
     def to_dict(self) -> dict:
         """All as plain JSON values, rows under `equal`, `slower` and `too_large`."""
         return {name: [row.to_dict() for row in getattr(self, name)] for name in _GROUPS} | {
-            "advice": self.advice
+            "more": self.more,
+            "advice": self.advice,
         }
 
     @property
@@ -208,11 +209,11 @@ class Choice:
         pipelined = first.plan.layout.pp > 1
         others = [row for row in self.rows if (row.plan.layout.pp > 1) != pipelined]
         what, how = ("Pipeline", "without one") if pipelined else ("Don't pipeline", "with one")
+        also = f" {self.more} more rows can't be told apart." * (self.more > 0)
         if not others:
-            return f"{what}: {how} nothing that fits is among the fastest."
+            return f"{what}: {how} nothing that fits is among the fastest.{also}"
         if not all(row.slower for row in others):
             what = "Whether to pipeline can't be told"
-        also = f" {self.more} more rows can't be told apart." * (self.more > 0)
         return (
             f"{what}: {how} a step takes {min(map(_STEP, others)) / _STEP(first) - 1:.0%} "
             f"longer.{also}"
@@ -288,13 +289,11 @@ def choose(
     expect_model(model)
     experts = experts or model.experts
     expect(Machine, machine=machine)
-    task = Task(
-        model,
-        machine,
-        positive_int("gpus", gpus),
-        positive_int("batch", batch),
-        state or State(logits=8),
-    )
+    state = state or State(logits=8)
+    expect(State, state=state)
+    if experts:
+        expect(ExpertLayers, experts=experts)
+    task = Task(model, machine, positive_int("gpus", gpus), positive_int("batch", batch), state)
     if gpus > _MOST_GPUS or model.num_layers > _MOST_LAYERS:
         raise ValueError(
             f"choose plans up to {_MOST_GPUS:,} GPUs and {_MOST_LAYERS:,} layers, got {gpus:,} and "
@@ -310,12 +309,13 @@ def choose(
             best.setdefault((each.layout, each.timeline.schedule.name), each)
         fitting = [each for each in best.values() if each.fits]
         for turn, each in enumerate(fitting[:_FINALISTS]):
-            tell(f"moving single layers of layout {turn + 1} of {_FINALISTS}")
+            tell(f"moving single layers of layout {turn + 1} of {min(_FINALISTS, len(fitting))}")
             fitting[turn] = polished(each)
-        whole = [each for each in fitting[_SHOWN:] if each.zero][:1]
+        kinds = {each.layout.pp > 1 for each in fitting[:_SHOWN]}
+        other = [each for each in fitting[_SHOWN:] if (each.layout.pp > 1) not in kinds][:1]
         large = [] if fitting else sorted(best.values(), key=attrgetter("memory_bytes"))
         rows, too_large = (
-            _compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + whole, large[:3])
+            _compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + other, large[:3])
         )
     split = sum(not row.slower for row in rows)
     by_speed = sorted(rows[:split], key=_STEP, reverse=True)

@@ -103,13 +103,14 @@ def _counted(fields: str, sequence: int) -> Model:
     if abs(bare.parameters / measured.parameters - 1) > 0.01:
         counts = (f"{each.parameters / 1e9:.4g} billion" for each in (bare, measured))
         sizes = ([kind.total("parameters") for kind in each.layers] for each in (bare, measured))
-        odd = next(
-            (at for at, (a, b) in enumerate(zip(*sizes, strict=False)) if abs(a / b - 1) > 0.01), 0
-        )
+        odd = "its layers agree, so look at vocab_size, tie_word_embeddings and their number"
+        for at, (a, b) in enumerate(zip(*sizes, strict=False)):
+            if abs(a / b - 1) > 0.01:
+                odd = f"layer {at}, {bare.layers[at].name}, is the first odd one"
+                break
         raise Unread(
-            "its fields say {} parameters, and transformers builds {}; layer {}, {}, is the first "
-            "odd one: give "
-            "lab.Model its layers".format(*counts, odd, bare.layers[odd].name)
+            "its fields say {} parameters, and transformers builds {}; {}: give lab.Model its "
+            "layers".format(*counts, odd)
         )
     if abs(bare.used / measured.used - 1) < 0.02:
         return _said(model, text, "its fields and by a forward")

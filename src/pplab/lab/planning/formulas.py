@@ -159,8 +159,8 @@ def dualpipe_idle(PP: int, B: float, W: float, overlapped: float) -> float:
 
 
 def paired_peak_in_flight(P: int, M: int, V: int = 1) -> tuple[int, ...]:
-    """The same: per rank r, in stages: 2(P-r) + (V-1)P, one more than interleaved 1F1B; never more
-    than MV.
+    """Interleaved 1F1B in pairs, per rank r, in stages: 2(P-r) + (V-1)P, one more than interleaved
+    1F1B; never more than MV.
     """
     return tuple(min(2 * (P - r) + (V - 1) * P, M * V) for r in range(P))
 

@@ -124,6 +124,8 @@ def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
     FSDP, 4 at a time, recomputing 26 layers  16  5.29 s  100 %  76.9 GB       yes            $89.7 in 11.2 h
     """  # noqa: E501
     expect(Case, case=case)
+    if case.experts:
+        raise ValueError("a row without a pipeline has no spread experts: give them to fsdp_plan")
     layout = Layout(dp=case.num_ranks)
     found = fsdp_plan(case.model, case.machine, layout, sequences, zero=zero, state=case.state)
     if not found.fits:

@@ -103,7 +103,7 @@ def profiled(
     host, rate = machine.host, 3 / tp / pace  # a backward is two forwards
     whole, computing = sum(small.took(F, B)), pace * sum(small.work)
     if whole > 1.25 * (whole - sum(small.computed(hbm)) + computing):
-        host = (whole - pace * small.head) / model.num_layers
+        host = (whole - pace * small.head) / len(small.asked.long.every)
     reached = replace(machine, flops=rate, flops_at={tp: rate}, hbm=hbm, host=host)
     return reached, Unsure(flops=off, model=error)
 

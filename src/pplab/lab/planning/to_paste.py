@@ -94,6 +94,18 @@ _DELTA = """
 def _of_layers(model: Model) -> dict[str, object]:
     """Megatron-LM's flags for what its layers are made of, and whether to give them."""
     said = _said(model)
+    parts = [part for kind in model.kinds for part in kind.parts]
+    windows = {part.window for part in parts if part.name == "attention"} - {None}
+    if unlike := [part.name for part in parts if part.said != said[part.name]]:
+        raise ValueError(
+            f"a line for Megatron-LM has one size of {unlike[0]}, and this model's layers have "
+            "several: torchtitan's fields leave the model to you"
+        )
+    if len(windows) > 1:
+        raise ValueError(
+            f"a line for Megatron-LM has one window, and this model's layers have {windows}: "
+            "torchtitan's fields leave the model to you"
+        )
     if other := [name for name, sizes in said.items() if not sizes and name != "joins"]:
         raise ValueError(
             f"Megatron-LM's flags for {', '.join(other)} aren't known here: hybrids have layers "
@@ -116,10 +128,7 @@ def _of_layers(model: Model) -> dict[str, object]:
     if delta := said.get("delta"):
         runs = _runs(model, lambda part: part.name == "delta")
         found[f"{_DELTA.format(**delta)} --linear-attention-freq {runs}"] = True
-    windows = {
-        part.window for kind in model.kinds for part in kind.parts if part.name == "attention"
-    }
-    for window in sorted(windows - {None}):
+    for window in windows:
         if window < model.sequence:
             runs = _runs(model, lambda part, window=window: part.window == window)
             found[f'--window-size "({window - 1},0)" --window-attn-skip-freq {runs}'] = True
@@ -296,8 +305,8 @@ def _torch_schedule(plan: Plan) -> tuple[str, str, str]:
     sends = sends_in("torch", rows.name, P, M)
     if P == 1:
         return "1F1B", "", sends
-    refused = torch_refuses(rows.name, P, M, rows.num_stages // P)
-    if not refused and sends in (SENDS[0], plan.sends) and _own(rows, CLASSES):
+    own = sends in (SENDS[0], plan.sends) and _own(rows, CLASSES)
+    if own and not torch_refuses(rows.name, P, M, rows.num_stages // P):
         return rows.name, "", sends
     cells = to_csv(rows, for_torch=True)
     check_order_of_losses(rows)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 
+from ...errors import positive_int, unknown
 from ..forms import CLASSES
 from .launch_line import Parser, count
 from .megatron import MOST, Rule, refusal
@@ -154,6 +155,9 @@ def torch_refuses(
     >>> torch_refuses("1F1B", num_ranks=4, num_microbatches=4)
     ''
     """
+    if name not in CLASSES:
+        raise unknown("schedule of torch", name, CLASSES)
+    positive_int("num_ranks", num_ranks)
     V = stages_per_rank or 2 - (name in _SINGLE)
     return refusal(Namespace(name=name, pp=num_ranks, M=num_microbatches, V=V), TORCH_RULES)
 
@@ -164,6 +168,9 @@ def read_titan(text: str, num_layers: int | None, gpus: int | None) -> Namespace
 
     Raises ValueError for what torchtitan or torch refuses, in their words and with what works.
     """
+    for what, given in (("num_layers", num_layers), ("gpus", gpus)):
+        if given is not None:
+            positive_int(what, given)
     plain = re.sub(r"(?<=\w)-(?=\w)", "_", text).replace("NGPU", "nproc_per_node")
     main = re.search("num_pp_micro|num_tokens_per", plain)
     said = dict(re.findall(r"\b(\w+)[\"']?[\s=:]+(?=[\"']?(\w+))", plain))

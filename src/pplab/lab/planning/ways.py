@@ -60,10 +60,14 @@ class Task:
             * model.sequence
             * sum(kind.kept_bytes(model.bytes_each) for kind in long.layers)
         )
+        pipelined, alone = [*map(find, schedules)], [find("naive")]
         touched = 2 * passes * kept / machine.hbm if machine.hbm else 0
         for tp, cp, ep, pp, b in product(
             tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes
         ):
+            if pp == 1 and b != sizes[0]:
+                continue  # there the plan finds its own size
+            b = b if pp > 1 else 1
             dp, rest = divmod(self.gpus, tp * cp * pp)
             if rest or dp not in dps or tp * cp * dp % ep or (experts and experts.count % ep):
                 continue
@@ -76,7 +80,7 @@ class Task:
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
             # FSDP's microbatches may be larger
             launched = machine.host * num_layers / pp * (M if pp > 1 else 1)
-            for builder in map(find, schedules if pp > 1 else ["naive"]):
+            for builder in pipelined if pp > 1 else alone:
                 for V in _stages_per_rank(builder):
                     if pp * V > num_layers or pp * V * M > MOST_FORWARDS:
                         continue

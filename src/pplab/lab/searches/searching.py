@@ -27,7 +27,7 @@ from ..schedules import Block, v_blocks
 from .growth import grown, policies
 from .improving import improved
 from .problem import built
-from .row_slots import Key, NumberedProblem, Rows
+from .row_slots import CLOSE, Key, NumberedProblem, Rows
 
 _SOURCE = "Qi et al. 2023, arXiv:2401.10241, section 3"
 _RULES = (
@@ -101,7 +101,7 @@ def search(
         )
     limits = [each if each == inf else number("limit", each) for each in given]
     problem = NumberedProblem(placed, M, costs, memory, limits, goal)
-    if short := [r for r in range(P) if problem.least[r] > problem.limits[r] * (1 + 1e-9)]:
+    if short := [r for r in range(P) if problem.least[r] > problem.limits[r] * (1 + CLOSE)]:
         rank = max(short, key=lambda r: problem.least[r] - problem.limits[r])
         smallest = (
             f"rank {rank} has to hold {problem.least[rank]:g} even with one microbatch at a time"

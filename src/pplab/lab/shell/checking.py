@@ -140,6 +140,8 @@ def _launch(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, l
 def _titan(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, list[str]]:
     x = read_titan(text, num_layers, gpus)
     unread = ["a number of layers"] * (not num_layers) + [_NOBODY]
+    if x.pp == 1:
+        return f"{x.gpus} GPUs, tp {x.tp} cp {x.cp} dp {x.dp}, without a pipeline", unread
     if not x.whole:
         return f"{plural(x.M, 'microbatch')} on {plural(x.pp, 'rank')}", [
             "modules, or rows in a file",

@@ -186,8 +186,8 @@ def _flags() -> tuple[Flag, ...]:
         flag(
             "--host",
             "ms that the framework needs to launch a layer's forward and backward, such as 4.5 "
-            "(default: 8.8 for a "
-            "mixture of experts, as in Megatron-LM without CUDA graphs, else not counted)",
+            "(default: not counted, but 8.8 for a mixture of experts without --flops, as in "
+            "Megatron-LM without CUDA graphs)",
             type=float,
             metavar="MS",
         ),
