@@ -39,7 +39,7 @@ TORCH_RULES = (
         lambda x: x.name == "1F1B" and x.M < x.pp,
         "{x.M} microbatches are too few for 1F1B on {x.pp} ranks: take {x.pp}, or GPipe",
         "Number of microbatches ({}) must be greater than or equal to the number of stages ({}).",
-        "torch 2.13, schedules.py:1021, since 2.7, where it was of GPipe, too, as up to 2.10",
+        "torch 2.13, schedules.py:1021, since 2.7; up to 2.10 for GPipe, too",
     ),
     Rule(
         lambda x: x.name.startswith("Interleaved") and x.M % max(1, x.M // x.pp),
