@@ -67,7 +67,7 @@ def printed(tmp_path_factory) -> dict[str, tuple[str, str]]:
     return {title: tuple((folder / name).read_text() for name in names) for title, folder in folders.items()}
 
 
-@pytest.mark.slow
+@pytest.mark.long  # of a pinned torch: test_every_program_of_the_page_is_a_report_with_its_output compares what it said
 @pytest.mark.parametrize("title", REPORTS)
 def test_a_report_holds(title, printed):
     said, complaints = printed[title]
