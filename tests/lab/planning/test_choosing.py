@@ -223,7 +223,7 @@ def test_the_command_prints_and_writes_the_same(capsys):
     assert re.findall(r"[\d.]+", links) == ["300", "4", "250", "10", "1"]
     assert main(["choose", *ASKED, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {*found} == {"assumed", "equal", "slower", "too_large", "advice"} and found["equal"][0]["step_s"] > 0
+    assert {*found} == {"assumed", "equal", "slower", "too_large", "more", "advice"} and found["equal"][0]["step_s"] > 0
     assert "reaches 126.2 TFLOP/s" in found["assumed"] and "ports of a box: 4" in found["assumed"]
 
 

@@ -311,11 +311,13 @@ def choose(
         for turn, each in enumerate(fitting[:_FINALISTS]):
             tell(f"moving single layers of layout {turn + 1} of {min(_FINALISTS, len(fitting))}")
             fitting[turn] = polished(each)
-        kinds = {each.layout.pp > 1 for each in fitting[:_SHOWN]}
-        other = [each for each in fitting[_SHOWN:] if (each.layout.pp > 1) not in kinds][:1]
+        # one without stages, and one with a pipeline where the first have none
+        others = [each for each in fitting[_SHOWN:] if each.zero][:1]
+        if not any(each.layout.pp > 1 for each in fitting[:_SHOWN]):
+            others += [each for each in fitting[_SHOWN:] if each.layout.pp > 1][:1]
         large = [] if fitting else sorted(best.values(), key=attrgetter("memory_bytes"))
         rows, too_large = (
-            _compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + other, large[:3])
+            _compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + others, large[:3])
         )
     split = sum(not row.slower for row in rows)
     by_speed = sorted(rows[:split], key=_STEP, reverse=True)
