@@ -99,8 +99,7 @@ def whole(row: Iterable[object], rank: int | None = None) -> list[str]:
             known = re.fullmatch(r"\d+[IW]\d+|.*OVERLAP.*|\d*(SEND|RECV)_[FB]\d+", text)
             raise Wrong(
                 f"{given!r} is not an action{' of this chapter' if known else ''}: expected a "
-                "forward such as 0F3 or a "
-                "backward such as 0B3"
+                "forward such as 0F3 or a backward such as 0B3"
             )
         texts.append(text)
     return texts

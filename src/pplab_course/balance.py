@@ -199,8 +199,8 @@ def checkpointed(answer: object) -> Verdict:
             if not torch.allclose(one, right_one, atol=1e-6):
                 return wrong(
                     f"microbatch {m}: the {what} isn't that without recomputation; the second "
-                    "forward must draw the "
-                    "first one's random numbers, and leave them where they were"
+                    "forward must draw the first one's random numbers, and leave them where they "
+                    "were"
                 )
     if saved:
         return wrong(

@@ -40,8 +40,8 @@ COUNTED_RANKS, COUNTED_MICROBATCHES = 8, 32
 # A count that forgets that a backward needs the backward of the stage after it. Every action takes
 # 1.
 COUNTED = "\n".join(
-    f"rank {rank}: forwards {rank} to {rank + COUNTED_MICROBATCHES}, "
-    f"backwards {rank + COUNTED_MICROBATCHES} to {rank + 2 * COUNTED_MICROBATCHES}"
+    f"rank {rank}: forwards {rank} to {rank + COUNTED_MICROBATCHES}, backwards "
+    f"{rank + COUNTED_MICROBATCHES} to {rank + 2 * COUNTED_MICROBATCHES}"
     for rank in range(COUNTED_RANKS)
 )
 

@@ -216,8 +216,8 @@ def _possible(letter: str) -> str:
     sent, computed = F_ + B_ - computes_f - computes_b, computes_f + computes_b
     return (
         f"its halves take {F_ + B_} apart and {pair} in a pair; they compute for {computed} and "
-        "are on the "
-        f"network for {sent}, so {max(F_, B_, computed, sent)} are possible"
+        "are on the network for "
+        f"{sent}, so {max(F_, B_, computed, sent)} are possible"
     )
 
 

@@ -100,8 +100,8 @@ def schedule_html(schedule: Schedule) -> str:
         more = f"<td>… {len(row) - _MOST_CELLS} more</td>" if len(row) > _MOST_CELLS else ""
         lines.append(f'<tr><th scope="row" style="{_HEAD}">rank {rank}</th>{cells}{more}</tr>')
     return (
-        f'<div class="pplab-table" style="overflow-x:auto"><table style="{_TABLE}"><caption '
-        f'style="{_CAPTION}">'
+        f'<div class="pplab-table" style="overflow-x:auto"><table style="{_TABLE}"><caption style="'
+        f'{_CAPTION}">'
         f"{html.escape(repr(schedule)[10:-1])}</caption><tbody>{''.join(lines)}</tbody></table></div>"
     )
 

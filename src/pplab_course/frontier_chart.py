@@ -183,10 +183,9 @@ def _finish(ax: Axes, frontier: Frontier, right: float) -> None:
     fastest = min(frontier.points, key=lambda p: (p.time, p.held))
     ax.set_label(
         f"Time against memory, {frontier.title}: {len(frontier.published)} published schedules, "
-        "and the best orders "
-        f"found in {len(frontier.found)} placements and limits, "
-        f"{sum(not p.proved for p in frontier.found)} of them "
-        "not proved. The shortest takes "
+        "and the best orders found in "
+        f"{len(frontier.found)} placements and limits, "
+        f"{sum(not p.proved for p in frontier.found)} of them not proved. The shortest takes "
         f"{fastest.time:.4g}{frontier.unit and ' ' + frontier.unit} and holds {fastest.held:.4g} "
         f"{frontier.held_in}."
     )

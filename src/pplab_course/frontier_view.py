@@ -77,8 +77,8 @@ _STYLE = (
     ".pplab-choice input:checked+label+.pplab-chosen{display:block}"
     ".pplab-points label{position:absolute;opacity:0;pointer-events:none}"
     ".pplab-frontier:has(:focus-visible)>.pplab-figure{outline:3px solid currentColor}"
-    ".pplab-point{cursor:pointer}.pplab-on "
-    "use{fill-opacity:.4!important}.pplab-on>path{stroke-opacity:.3!important}"
+    ".pplab-point{cursor:pointer}.pplab-on use"
+    "{fill-opacity:.4!important}.pplab-on>path{stroke-opacity:.3!important}"
 )
 # Of what a page's script puts there, no svg is told that it is loaded, and a style is.
 _BEGIN = (
@@ -86,8 +86,8 @@ _BEGIN = (
     ".pplab-small{display:block;width:100%;height:auto;margin:.3em 0}</style>"
 )
 _NO_SCRIPTS = (
-    "<noscript><style>.pplab-points "
-    "label{position:static;opacity:1;pointer-events:auto}</style></noscript>"
+    "<noscript><style>.pplab-points label"
+    "{position:static;opacity:1;pointer-events:auto}</style></noscript>"
 )
 
 
@@ -165,14 +165,14 @@ class FrontierView:
             "points",
         )
         return (
-            f'<style>{_STYLE}</style>{_NO_SCRIPTS}<div class="pplab-frontier" '
-            f'onpointerover="{_POINT}" '
-            f'onclick="{_OPEN}" onchange="{_MARK}">{chart}{points}'
+            f'<style>{_STYLE}</style>{_NO_SCRIPTS}<div class="pplab-frontier" onpointerover="'
+            f'{_POINT}" onclick="'
+            f'{_OPEN}" onchange="{_MARK}">{chart}{points}'
             '<svg class="pplab-small" role="img" aria-label="Gantt chart of the chosen one" '
-            'fill="currentColor" '
-            f'viewBox="0 0 640 1" data-until="{until:.5g}" '
-            f'data-items="{html.escape(json.dumps([*letters]))}" '
-            f'onload="{html.escape(_DRAW)}"></svg>{_BEGIN}</div>'
+            'fill="currentColor" viewBox="0 0 640 1" data-until="'
+            f'{until:.5g}" data-items="'
+            f'{html.escape(json.dumps([*letters]))}" onload="'
+            f'{html.escape(_DRAW)}"></svg>{_BEGIN}</div>'
         )
 
     def _link(self, each: Shown) -> str:
@@ -216,8 +216,8 @@ def _choice(own: str, choices: Mapping[str, str], legend: str, of: str = "settin
     """A row of radio buttons, each with what is shown while it is chosen; the first is."""
     shown = "".join(
         f'<input type="radio" name="{own}" id="{own}-{number}"{"" if number else " checked"}>'
-        f'<label for="{own}-{number}">{html.escape(name)}</label><div '
-        f'class="pplab-chosen">{page}</div>'
+        f'<label for="{own}-{number}">{html.escape(name)}</label><div class="pplab-chosen">'
+        f"{page}</div>"
         for number, (name, page) in enumerate(choices.items())
     )
     return f'<fieldset class="pplab-choice pplab-{of}"><legend>{legend}</legend>{shown}</fieldset>'

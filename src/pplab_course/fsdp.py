@@ -189,8 +189,8 @@ def rent(rule: Callable[[int, float], tuple[int, bool]]) -> Verdict:
                 worst = found / least - 1
                 words = f"{best[0]} gigabits {'with' if best[1] else 'without'} a pipeline"
                 dearest = (
-                    f"${found:.1f} with {sequences} sequences at ${price:.2f}, where {words} cost "
-                    f"${least:.1f}"
+                    f"${found:.1f} with {sequences} sequences at ${price:.2f}, where {words} cost $"
+                    f"{least:.1f}"
                 )
     if worst > NEAR:
         return wrong(f"at its worst the rule is {worst:.1%} too dear: {dearest}")

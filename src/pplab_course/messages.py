@@ -184,8 +184,8 @@ def _check_asking(path: Path) -> None:
             return
     raise Wrong(
         f"gradients and order are right, but {M} messages each way take {took:.0f} times as long "
-        f"as one, and {M + 1} "
-        f"times is possible: does receive ask for the next message before it waits for this one?"
+        f"as one, and {M + 1} times is possible: does receive ask for the next message before it "
+        "waits for this one?"
     )
 
 

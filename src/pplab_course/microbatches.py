@@ -68,8 +68,8 @@ def check(of_ranks: list[Microbatches], *, are_off: bool) -> None:
         if each.alone is not None:
             raise Wrong(
                 f"rank {rank}'s gradients are those of microbatch {each.alone} alone, and not the "
-                "sum of all: has "
-                "something set them to zero within the step, such as `zero_grad` in `backward`?"
+                "sum of all: has something set them to zero within the step, such as `zero_grad` "
+                "in `backward`?"
             )
         if each.left:
             raise Wrong(

@@ -217,8 +217,8 @@ def diagnose(answer: object) -> Verdict:
 
 @one_or_several
 @checker(
-    'a list of a pair per machine, such as [("large", 8), ("large", 8), ("large", 8), '
-    '("large", 8)]',
+    'a list of a pair per machine, such as [("large", 8), ("large", 8), ("large", 8), ("large", '
+    "8)]",
     lambda answer: isinstance(answer, (list, tuple)) and len(answer) > 0,
 )
 def cheapest(answer: object) -> Verdict:
@@ -239,8 +239,8 @@ def cheapest(answer: object) -> Verdict:
         )
     if more > 0.05:
         return right(
-            f"it fits, and costs ${dollars:.1f}; the best that we know costs "
-            f"${CHEAPEST_DOLLARS:.1f}"
+            f"it fits, and costs ${dollars:.1f}; the best that we know costs $"
+            f"{CHEAPEST_DOLLARS:.1f}"
         )
     known = "less than the best that we knew" if more < -0.05 else "and we know nothing cheaper"
     return right(f"it fits, and costs ${dollars:.1f}, {known}")

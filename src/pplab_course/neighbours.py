@@ -36,8 +36,7 @@ def neighbours_are_there() -> Iterator[None]:
                 if other is not None and not 0 <= other < ranks:
                     raise ValueError(
                         f"rank {own} {does} rank {other}, and there are {ranks} ranks, 0 to "
-                        f"{ranks - 1}: leave it out "
-                        "at the end of the pipeline"
+                        f"{ranks - 1}: leave it out at the end of the pipeline"
                     )
             return call(tensor, *arguments, **options)
 

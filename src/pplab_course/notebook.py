@@ -113,9 +113,9 @@ class Slider:
         return (
             '<div class="pplab-slider"><label '
             'style="display:flex;gap:.8em;align-items:center;max-width:34em">'
-            f'<span>{html.escape(self.name)}</span><input type="range" style="flex:1" min="0" '
-            f'max="{len(self.values) - 1}" step="1" value="0" data-values="{values}" '
-            f'aria-valuetext="{self.values[0]}" oninput="{html.escape(move)}">'
+            f'<span>{html.escape(self.name)}</span><input type="range" style="flex:1" min="0" max="'
+            f'{len(self.values) - 1}" step="1" value="0" data-values="{values}" aria-valuetext="'
+            f'{self.values[0]}" oninput="{html.escape(move)}">'
             f'<output style="min-width:2em">{self.values[0]}</output></label>{frames}</div>'
         )
 

@@ -178,8 +178,8 @@ class Changes:
         body = "".join(_html_line(sign, line) for sign, line in self.lines())
         style = "font:.85em/1.5 monospace;max-width:60em"
         return (
-            '<div class="pplab-changes" '
-            f'style="{style}"><div><b>{html.escape(self.title)}</b></div>{body}</div>'
+            '<div class="pplab-changes" style="'
+            f'{style}"><div><b>{html.escape(self.title)}</b></div>{body}</div>'
         )
 
 
@@ -295,8 +295,7 @@ def judge(
     if lag == 0 and _starts_late(ran):
         raise Wrong(
             f"gradients and order are right, but {times}: rank 1 begins only after all of rank 0's "
-            "first forwards. "
-            "Does what rank 0 sends wait there until it receives something?"
+            "first forwards. Does what rank 0 sends wait there until it receives something?"
         )
     if took < 0.99 * alone:
         raise Wrong(f"gradients and order are right, but {times}: put the lines with `pace` back")

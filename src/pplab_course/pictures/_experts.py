@@ -32,10 +32,10 @@ def experts() -> Axes:
     ax = canvas(
         _HEIGHT,
         f"A layer of {count} experts on {gpus} GPUs, with {each} tokens on each. Every token goes "
-        "to its experts and "
-        f"comes back: {sent} of {copies} copies leave their GPU, in two all-to-alls, dispatch and "
-        "combine. The tokens "
-        f"use {listed([' and '.join(map(str, route)) for route in routes])}",
+        "to its experts and comes back: "
+        f"{sent} of {copies} copies leave their GPU, in two all-to-alls, dispatch and combine. The "
+        "tokens use "
+        f"{listed([' and '.join(map(str, route)) for route in routes])}",
     )
     wide = (WIDTH - _LEFT - _AIR * (gpus - 1)) / gpus
     starts = [_LEFT + gpu * (wide + _AIR) for gpu in range(gpus)]

@@ -30,8 +30,8 @@ def floor_receipt(
     ax = canvas(
         num_ranks * _ROW + _BASE,
         f"The last of {num_ranks} ranks works for {number(work)} units. Its first input comes down "
-        "through the others "
-        f"in {number(down)}, its last gradient goes up through them in {number(up)}: no step is "
+        "through the others in "
+        f"{number(down)}, its last gradient goes up through them in {number(up)}: no step is "
         f"shorter than {sums}",
     )
     scale = (WIDTH - _LEFT - 1) / (down + work + up)

@@ -25,8 +25,8 @@ def fold(num_ranks: int = 4) -> Axes:
     ax = canvas(
         height,
         f"DualPipe on {num_ranks} ranks: every rank has a stage for the microbatches that go down "
-        "and one for those "
-        f"that go up. Cut between rank {half - 1} and rank {half}, its upper half is DualPipeV on "
+        "and one for those that go up. Cut between rank "
+        f"{half - 1} and rank {half}, its upper half is DualPipeV on "
         f"{half} ranks with "
         f"{num_ranks} stages: what left downwards turns, and goes up",
     )

@@ -32,10 +32,10 @@ def lives(lifespan: float, interval: float, microbatches: int = 6) -> Axes:
     ax = canvas(
         height,
         f"A stage holds each microbatch for {lifespan:g} units, and a new one comes every "
-        f"{interval:g}. At {now:g} it "
-        f"holds {len(held)} of them; the starts of those that are held lie within the {lifespan:g} "
-        "units before, and "
-        f"there are at most {most}",
+        f"{interval:g}. At {now:g} it holds "
+        f"{len(held)} of them; the starts of those that are held lie within the {lifespan:g} units "
+        "before, and there are at most "
+        f"{most}",
     )
     scale = (WIDTH - _LEFT - 6) / end
 

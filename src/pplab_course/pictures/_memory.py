@@ -117,8 +117,8 @@ def more_microbatches(
     ax = canvas(
         _BASE + _UP + 18,
         f"Left: {sequences} sequences in {listed(cuts)} microbatches take {number(totals[0])} GB, "
-        "however cut. "
-        f"Right: {listed(counts)} microbatches of one sequence each; under the line at "
+        "however cut. Right: "
+        f"{listed(counts)} microbatches of one sequence each; under the line at "
         f"{number(budget)} GB, {most}",
     )
     scale, between = _UP / max(budget, *totals), 24

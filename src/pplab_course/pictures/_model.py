@@ -64,9 +64,9 @@ def cut_model(
     ax = canvas(
         height,
         f"A model of {sum(cut)} layers takes {number(whole)} GB on one GPU, which has "
-        f"{number(budget)}. Cut into "
-        f"stages of {listed(cut)} layers it takes {listed(state)} GB on {ranks} GPUs: {fits}. "
-        "Between neighbours, "
+        f"{number(budget)}. Cut into stages of "
+        f"{listed(cut)} layers it takes {listed(state)} GB on {ranks} GPUs: {fits}. Between "
+        "neighbours, "
         f"{message} of activations go down and {message} of gradients come back up",
     )
     scale = (WIDTH - _LEFT - 2) / max(whole, budget)
@@ -124,8 +124,8 @@ def crossing(shape: Sequence[int], bytes_per_value: float, layers: tuple[int, in
     ax = canvas(
         150,
         f"For one microbatch, the upper rank sends the activation of its last layer down, {text} "
-        f"values, {size}; the "
-        f"lower rank sends that activation's gradient up, of the same shape and size",
+        f"values, {size}; the lower rank sends that activation's gradient up, of the same shape "
+        "and size",
     )
     for rank, (y, start, count) in enumerate(((112, 0, layers[0]), (2, *layers))):
         frame(ax, 1, y, WIDTH - 2, 36, fc=FAINT)

@@ -26,10 +26,9 @@ def sliced_attention(slices: int) -> Axes:
     ax = canvas(
         _TOP + _SIDE + _BASE,
         "A triangle: each token of a sequence looks at itself and at all tokens before it. Cut "
-        f"into {count} slices of "
-        f"equal length, these have {said} of attention's work. A slice reads the keys and values "
-        "of the slices before "
-        f"it, and in the backward sends their gradients back",
+        f"into {count} slices of equal length, these have "
+        f"{said} of attention's work. A slice reads the keys and values of the slices before it, "
+        "and in the backward sends their gradients back",
     )
     base, each = _BASE, _SIDE / count
     for j, share in enumerate(shares):

@@ -62,10 +62,9 @@ def tickets(timeline: Timeline, at: float, latency: float = 0, *, turn: int | No
     ax = canvas(
         top + 40,
         f"A loop through {ranks} ranks under {schedule.name}, at time {number(at)}: rank 0 admits "
-        f"at most {allowed} "
-        f"microbatches; {len(riding)} ride, {len(queue)} wait in front of it, {done} are done; "
-        f"{len(busy)} of {ranks} "
-        f"ranks work",
+        f"at most {allowed} microbatches; "
+        f"{len(riding)} ride, {len(queue)} wait in front of it, {done} are done; "
+        f"{len(busy)} of {ranks} ranks work",
     )
     for rank in range(ranks):
         _station(ax, rank, top - rank * _ROW - _HIGH, rank in busy, rank == ranks - 1, rank == turn)

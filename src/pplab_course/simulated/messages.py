@@ -38,8 +38,8 @@ def fill(tensor: Tensor, asked: Message, rank: Rank) -> None:
     sent = asked.match
     if len(sent.numbers) > tensor.numel():
         raise RuntimeError(
-            f"rank {sent.rank} sends a message of shape {list(sent.shape)}, "
-            f"and the tensor to fill has shape {list(asked.shape)}"
+            f"rank {sent.rank} sends a message of shape {list(sent.shape)}, and the tensor to fill "
+            f"has shape {list(asked.shape)}"
         )
     if any(not node.freed for node in tensor.feeds):
         whose = (
@@ -77,8 +77,7 @@ def checked(rank: Rank, tensor: object, peer: int, kind: str) -> None:
     if not 0 <= peer < count:
         raise ValueError(
             f"rank {rank.number} {does} rank {peer}, and there are {count} ranks, 0 to "
-            f"{count - 1}: leave it out at "
-            "the end of the pipeline"
+            f"{count - 1}: leave it out at the end of the pipeline"
         )
     if not isinstance(tensor, Tensor):
         expected = "Expected parameter `tensor` of type torch.Tensor"

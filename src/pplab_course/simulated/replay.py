@@ -153,8 +153,7 @@ class Rank(tensors.Computing):
         if before != asked:
             raise RuntimeError(
                 f"run again, rank {self.number} asks for {asked} and not for {before}: simulated "
-                "ranks need a file "
-                "that does the same each time"
+                "ranks need a file that does the same each time"
             )
         return answer
 

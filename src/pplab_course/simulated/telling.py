@@ -125,21 +125,19 @@ def _causes(replay: Replay, ranks: list[int], is_circle: bool) -> Iterator[str]:
         for left in (operation for operation in rank.operations if not operation.has_begun):
             yield (
                 f"Rank {rank.number} prepares a {left.kind} in line {left.stack[0][1]} and never "
-                "starts it: no "
-                "batch_isend_irecv comes after it"
+                "starts it: no batch_isend_irecv comes after it"
             )
     waits = [replay.ranks[number].waits.message for number in ranks]
     kinds = {message.kind if message else "barrier" for message in waits}
     if is_circle and kinds == {"send"}:
         yield (
             "Every rank in the circle sends, and none of them receives: let one of them receive "
-            "first, or start a send "
-            "and a receive together with batch_isend_irecv"
+            "first, or start a send and a receive together with batch_isend_irecv"
         )
     if is_circle and kinds == {"receive"}:
         yield (
-            "Every rank in the circle receives first, and would send only "
-            f"afterwards{_earlier(replay, ranks)}"
+            "Every rank in the circle receives first, and would send only afterwards"
+            f"{_earlier(replay, ranks)}"
         )
     for message in filter(None, waits):
         yield from _of_peer(replay, message)

@@ -33,9 +33,8 @@ from .torch_pairs import run_pairs
 
 _BESIDE = (
     "torch's split backward can't differentiate a loss that a layer adds by a way beside the "
-    "stage's input, such as "
-    "of weights alone or of x.detach(): run it by pplab's engine, or under a schedule with full "
-    "backwards"
+    "stage's input, such as of weights alone or of x.detach(): run it by pplab's engine, or under "
+    "a schedule with full backwards"
 )
 
 

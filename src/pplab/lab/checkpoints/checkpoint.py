@@ -129,9 +129,8 @@ class Checkpoint:
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{self.path} doesn't give it ({error}): keep the file until the run is up, and "
-                "load it into a module "
-                "whose weights have the names of the model that was trained, such as "
-                "nn.Sequential(*stages)"
+                "load it into a module whose weights have the names of the model that was trained, "
+                "such as nn.Sequential(*stages)"
             ) from error
 
     def check_fits(self, workload: Workload) -> None:
@@ -153,8 +152,7 @@ class Checkpoint:
         said = "; ".join(f"{what} {', '.join(names[:3])}" for what, names in wrong.items() if names)
         raise CheckpointError(
             f"{self.path} is a checkpoint of another model, {self.model}, and this is "
-            f"{workload.name} ({said}): "
-            "resume with the model that it was saved with"
+            f"{workload.name} ({said}): resume with the model that it was saved with"
         )
 
     def load(self, module: nn.Module) -> nn.Module:
@@ -227,8 +225,7 @@ def collect(
             if not isinstance(value, (Tensor, int, float)):
                 raise CheckpointError(
                     f"{type(optimizer).__name__} keeps a {type(value).__name__} ({what}) for "
-                    f"{names[p]}: a checkpoint "
-                    "holds tensors and numbers"
+                    f"{names[p]}: a checkpoint holds tensors and numbers"
                 )
             parts[f"{_OPTIMIZER}{names[p]}/{what}"] = torch.as_tensor(value)
     copies = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in parts.items()}
@@ -359,8 +356,8 @@ def check_room(path: str | os.PathLike, size: int) -> None:
     except OSError as error:
         raise ValueError(
             f"can't save to {path}: checkpoints will take {readable_bytes(size)}, and there is no "
-            "room for that "
-            f"({error.strerror}): make room, or choose another place"
+            "room for that ("
+            f"{error.strerror}): make room, or choose another place"
         ) from None
     finally:
         trial.unlink(missing_ok=True)

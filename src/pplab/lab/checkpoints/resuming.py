@@ -56,9 +56,8 @@ class Resume(Extra):
         if saves and job.options.optimizer is None and checkpoint.optimizer is not None:
             raise ValueError(
                 f"{checkpoint.path} holds the state of {checkpoint.optimizer}, which would be lost "
-                f"in {saves[0]}, "
-                f"since this run has no optimizer: resume with {checkpoint.optimizer}, or don't "
-                "save"
+                f"in {saves[0]}, since this run has no optimizer: resume with "
+                f"{checkpoint.optimizer}, or don't save"
             )
         passed = tuple(f"passed over: {each}" for each in wrong)
         if passed:

@@ -85,8 +85,7 @@ class Save(Extra):
         "nargs": "+",
         "metavar": ("FILE", "N"),
         "help": "write a checkpoint to FILE after the last step. With a number N, FILE is a "
-        "folder, which also gets a "
-        "checkpoint after every N steps",
+        "folder, which also gets a checkpoint after every N steps",
     }
 
     def __post_init__(self) -> None:

@@ -47,8 +47,7 @@ class Experts(Extra):
         if any(isinstance(extra, Clip | Resume | Save) for extra in job.extras):
             raise ValueError(
                 "Clip, Save and Resume look for a stage's weights on its first rank, and spread "
-                "experts aren't all "
-                "there: leave one of them out"
+                "experts aren't all there: leave one of them out"
             )
         return job
 

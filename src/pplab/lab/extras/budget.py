@@ -91,9 +91,8 @@ class _Bounded(Counting):
         if self.state > limit:
             raise OutOfMemoryError(
                 f"weights, gradients and the optimizer's state of {self.name} take "
-                f"{readable_bytes(self.state)}, and "
-                f"the budget is {readable_bytes(limit)}: give it less of the model (another cut, "
-                "or more ranks)"
+                f"{readable_bytes(self.state)}, and the budget is "
+                f"{readable_bytes(limit)}: give it less of the model (another cut, or more ranks)"
             )
 
     def begin(self, event: str, what: Action) -> None:
@@ -162,6 +161,6 @@ def words(name: str, held: int, takes: str, more: str, limit: float) -> str:
     """What happened, and what to do."""
     return (
         f"{name} holds {readable_bytes(held)}, {takes} another {more}, and the budget is "
-        f"{readable_bytes(limit)}: have "
-        "fewer microbatches in flight (1F1B), recompute (lab.Recompute), or cut the model elsewhere"
+        f"{readable_bytes(limit)}: have fewer microbatches in flight (1F1B), recompute "
+        "(lab.Recompute), or cut the model elsewhere"
     )

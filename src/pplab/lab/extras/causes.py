@@ -92,8 +92,7 @@ def _names(reports: Sequence[RankReport], whole: Whole) -> str:
     return (
         "the stages don't have the parameters of the whole model: without a gradient "
         f"{_few(missing) or 'none'}, unknown {_few(extra) or 'none'}. A layer has in its stage the "
-        "name that it has in "
-        "the whole, and tied() returns weights that several stages share"
+        "name that it has in the whole, and tied() returns weights that several stages share"
     )
 
 
@@ -281,9 +280,9 @@ class _Whole:
         return (
             "a layer gives a loss of its own a gradient by itself: a backward that starts from 0 "
             "reaches "
-            f"{_few(found)}. A microbatch's backward starts from what it counts for, such as "
-            f"1/{M}, and that gradient "
-            f"doesn't: over {M} microbatches it comes {M} times too large. Let the layer call "
+            f"{_few(found)}. A microbatch's backward starts from what it counts for, such as 1/"
+            f"{M}, and that gradient doesn't: over "
+            f"{M} microbatches it comes {M} times too large. Let the layer call "
             "pplab.runtime.add_loss(x) instead"
         )
 
@@ -379,11 +378,10 @@ class _Whole:
             )
         return (
             f"the microbatches' mean losses average to {joined:.6g}, and the batch's is "
-            f"{loss:.6g}; gradients change "
-            f"by {far / scale:.0e} of the largest: the losses are means over different numbers "
-            "(ignored labels, padded "
-            "rows): let weight(batch) count them; or the loss compares samples, which no "
-            "microbatch can"
+            f"{loss:.6g}; gradients change by "
+            f"{far / scale:.0e} of the largest: the losses are means over different numbers "
+            "(ignored labels, padded rows): let weight(batch) count them; or the loss compares "
+            "samples, which no microbatch can"
         )
 
     def _learned(self, parts: list[tuple[float, Batch]]) -> tuple[float, dict[str, Tensor]]:

@@ -127,8 +127,8 @@ def clip_gradients(
         where = [r for r in range(num_ranks) if not squares[r].isfinite()]
         raise FloatingPointError(
             f"the gradients of rank{'s' * (len(where) > 1)} {', '.join(map(str, where))} aren't "
-            "finite: look at the "
-            "loss of this step, lower the learning rate, or compute in a wider dtype"
+            "finite: look at the loss of this step, lower the learning rate, or compute in a wider "
+            "dtype"
         )
     scale = max_norm / (norm + 1e-6)
     if scale < 1 and (scaled := [p.grad for p in parameters if p.grad is not None]):

@@ -64,9 +64,8 @@ class LearningRate(Extra):
         if not callable(self.factory):
             raise ValueError(
                 "LearningRate takes a function of an optimizer that makes a scheduler, got "
-                f"{self.factory!r}: each "
-                "rank makes its own, by functools.partial(torch.optim.lr_scheduler.StepLR, "
-                "step_size=100), say"
+                f"{self.factory!r}: each rank makes its own, by "
+                "functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100), say"
             )
         return job
 
@@ -83,8 +82,7 @@ class LearningRate(Extra):
         scheduler = self.factory(rank.optimizer)
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise TypeError(
-                "LearningRate needs a scheduler whose rates follow from the number of steps, got "
-                "a "
+                "LearningRate needs a scheduler whose rates follow from the number of steps, got a "
                 f"{type(scheduler).__name__}: take one of torch.optim.lr_scheduler's others"
             )
         with warnings.catch_warnings():

@@ -86,15 +86,14 @@ class Pace(Extra):
         if on_cpu:
             return [
                 f"paced, {len(devices)} ranks on fewer cores: the order and the waits are the "
-                "schedule's where every "
-                "action kept to its time; the durations say nothing about the machine"
+                "schedule's where every action kept to its time; the durations say nothing about "
+                "the machine"
             ]
         return [
             *notes,
             "paced: every action computes on the GPU and then lasts as long as it was told to, so "
-            "the order and the "
-            "waits are the schedule's where every action kept to its time; the durations say "
-            "nothing about the GPU",
+            "the order and the waits are the schedule's where every action kept to its time; the "
+            "durations say nothing about the GPU",
         ]
 
     @property

@@ -43,8 +43,7 @@ class SeededDropout(Extra):
         if again and job.workload.overlap and job.schedule.columns.overlaps:
             raise ValueError(
                 "SeededDropout and Recompute can't go together where the workload's overlap runs "
-                "both halves of a pair "
-                "at once: leave out one of the three"
+                "both halves of a pair at once: leave out one of the three"
             )
         by_microbatch: Any = _ByMicrobatch(job, self.seed)
         return replace(job, workload=by_microbatch)

@@ -55,8 +55,8 @@ class Table(list):
         )
         rows = "".join(f"<tr>{cells}</tr>" for cells in body)
         return (
-            '<div class="pplab-table" style="overflow-x:auto"><table '
-            f'class="table"><thead><tr>{head}</tr></thead>'
+            '<div class="pplab-table" style="overflow-x:auto"><table class="table"><thead><tr>'
+            f"{head}</tr></thead>"
             f"<tbody>{rows}</tbody></table></div>"
         )
 

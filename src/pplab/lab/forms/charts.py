@@ -174,8 +174,8 @@ def ranks(plan: Plan, ranks_per_node: int) -> Axes:
     names, degrees = (" x ".join(map(str, each)) for each in zip(*axes, strict=True))
     ax.set_label(
         f"{layout.num_ranks} ranks on {-(-layout.num_ranks // ranks_per_node)} nodes as {names} = "
-        f"{degrees}. "
-        f"The busiest rank sends per step: {', '.join(said)}"
+        f"{degrees}. The busiest rank sends per step: "
+        f"{', '.join(said)}"
     )
     return ax
 

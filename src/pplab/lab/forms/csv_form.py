@@ -179,10 +179,8 @@ def check_order_of_losses(schedule: Schedule) -> None:
     if order != sorted(order):
         raise ValueError(
             f"{schedule.name} runs the forwards of its last stage in the order "
-            f"{', '.join(map(str, order))}, and "
-            "torch's runtime would take one microbatch's loss for another's: run them as 0, 1, 2, "
-            "..., or by pplab's "
-            "engine"
+            f"{', '.join(map(str, order))}, and torch's runtime would take one microbatch's loss "
+            "for another's: run them as 0, 1, 2, ..., or by pplab's engine"
         )
 
 

@@ -43,8 +43,8 @@ class Exploration:
         given = in_script([record(each, self._costs.unit) for each in self._things])
         view = (
             f'<template id="pplab-explorer-live">{read_static("explorer.html")}</template>'
-            '<div class="pplab-explorer" id="explorer" data-page '
-            f'data-state="{escape(self._state)}">'
+            '<div class="pplab-explorer" id="explorer" data-page data-state="'
+            f'{escape(self._state)}">'
             f'<script type="application/json" class="pplab-given">{given}</script></div>'
         )
         return page_of(view, *map(read_static, SCRIPTS))

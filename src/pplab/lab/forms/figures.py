@@ -34,9 +34,9 @@ def figure_html(figure: Figure) -> str:
     width, height = (float(x) for x in re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg).groups())
     opening = (
         f'<svg role="img" aria-label="{alt}" viewBox="0 0 {width:g} {height:g}" '
-        'xmlns="http://www.w3.org/2000/svg" '
-        f'xmlns:xlink="http://www.w3.org/1999/xlink" fill="currentColor" '
-        f'style="width:100%;min-width:{_least_width(figure, width):.0f}px;'
+        'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" '
+        'fill="currentColor" style="width:100%;min-width:'
+        f"{_least_width(figure, width):.0f}px;"
         f'max-width:{width * 4 / 3:.0f}px;height:auto">'
     )
     # a text with \1 in it stays as it is

@@ -40,8 +40,8 @@ LIMIT = "#cf3131"  # what a GPU has room for
 MARKS: dict[str, str] = dict(
     zip(
         "naive GPipe 1F1B eager-1F1B TeraPipe Seq1F1B Interleaved1F1B LoopedBFS paired-1F1B "
-        "InterleavedZeroBubble "
-        "ZB-H1 ZB-H2 ZB-1P ZB-2P ZBVZeroBubble V-Half V-Min DualPipe DualPipeV".split(),
+        "InterleavedZeroBubble ZB-H1 ZB-H2 ZB-1P ZB-2P ZBVZeroBubble V-Half V-Min DualPipe "
+        "DualPipeV".split(),
         "xos8.p^h+PDd12v<>X*",
         strict=True,
     )

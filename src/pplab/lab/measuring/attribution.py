@@ -77,8 +77,8 @@ class Where:
             lines.append(f"{part:16}{values}{self.mean[part] / self.step_time:8.1%}")
         lines.append(f"{'step':16}" + f"{self.step_time:10.2f}" * len(rows) + f"{1:8.1%}")
         return (
-            f"{self.timeline.schedule.name}, {self.timeline.how}, per "
-            f"rank{unit and f' in {unit}'}\n" + "\n".join(lines)
+            f"{self.timeline.schedule.name}, {self.timeline.how}, per rank"
+            f"{unit and f' in {unit}'}\n" + "\n".join(lines)
         )
 
     __repr__ = __str__

@@ -35,8 +35,7 @@ _ALWAYS = 0.9  # of the iterations: what is in fewer comes and goes
 _UNKNOWN = (
     "believe differences between schedules that are larger than the error; memory isn't checked",
     "other stages per rank, cuts and sizes of microbatches need a run of their own, and so do "
-    "schedules that split "
-    "backwards or pair actions, unless this one does",
+    "schedules that split backwards or pair actions, unless this one does",
     "a message's whole time counts as latency: over a narrow link, schedules that send ahead take "
     "longer",
 )
@@ -135,8 +134,8 @@ class ExplainedJob:
         )
         lines = [
             f"{job}, {plural(len(self.iterations), 'iteration')}: one takes "
-            f"{fmean(self.iterations):.0f} ms "
-            f"(median {median(self.iterations):.0f}, longest {longest:.0f}, to the end of step "
+            f"{fmean(self.iterations):.0f} ms (median "
+            f"{median(self.iterations):.0f}, longest {longest:.0f}, to the end of step "
             f"{where})"
         ]
         if not self.causes:

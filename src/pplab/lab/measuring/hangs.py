@@ -204,8 +204,7 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
             }:
                 raise ValueError(
                     f"rank {rank} has messages with rank {ranks[min(other)]}, and in "
-                    f"{schedule.name} it has none: that "
-                    "isn't what ran"
+                    f"{schedule.name} it has none: that isn't what ran"
                 )
     lost, readings = [dump.lost for dump in here.values()], []
     for each in (0, 1, 3) if max(lost) else [0]:
@@ -236,8 +235,7 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
     if max(lost):
         yield (
             f"The dumps have lost the first {min(lost):,} to {max(lost):,} messages of each rank, "
-            "which are taken to "
-            "have arrived."
+            "which are taken to have arrived."
         )
 
 

@@ -146,8 +146,7 @@ def read_traces(*places: str | Path) -> TracedJob:
     if not (watched := all(trace.watched for trace in traces)):
         notes.append(
             "without lab.watch_torch an action's time is from its first operator to its last, so "
-            "pauses, links and "
-            "late ranks can't be told apart"
+            "pauses, links and late ranks can't be told apart"
         )
     rows = {rank: member.row for rank, member in members.items()}
     return TracedJob(

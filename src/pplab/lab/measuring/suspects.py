@@ -124,9 +124,9 @@ def _pauses(seen: Seen) -> Iterator[Suspect]:
                 by_step[event.step] += event.duration - seen.pauses[event]
             what = (
                 f"{seen.named(rank)} pauses in {plural(len(mine), 'action')}: "
-                f"{seen.how_often(by_step)}. The longest "
-                f"is {longest.name} of step {longest.step} with {longest.duration:.0f} ms, where "
-                "its like take "
+                f"{seen.how_often(by_step)}. The longest is "
+                f"{longest.name} of step {longest.step} with {longest.duration:.0f} ms, where its "
+                "like take "
                 f"{seen.pauses[longest]:.0f}"
             )
             yield Suspect(

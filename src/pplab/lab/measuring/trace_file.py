@@ -141,8 +141,8 @@ def read_trace(path: Path) -> Trace:
     if not dids:
         raise ValueError(
             f"{name} names no action of a pipeline in its {len(data['traceEvents'])} events. "
-            "torch's Schedule1F1B and "
-            f"Megatron-LM's schedules name none by themselves. {RECORD}"
+            "torch's Schedule1F1B and Megatron-LM's schedules name none by themselves. "
+            f"{RECORD}"
         )
     if info.get("backend") == "nccl" and not by["kernel"]:
         raise ValueError(

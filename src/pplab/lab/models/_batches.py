@@ -42,8 +42,8 @@ def as_batch(
     if lists := [name for name, rows in fields.items() if not isinstance(rows, Tensor)]:
         raise ValueError(
             f"a batch for {family.model} is made of tensors, and of {', '.join(lists)} there are "
-            "lists: let the "
-            "tokenizer fill rows up to one length; a streamed Dataset goes into a DataLoader, "
+            "lists: let the tokenizer fill rows up to one length; a streamed Dataset goes into a "
+            "DataLoader, "
             '.with_format("torch")'
         )
     unknown = fields.keys() - {"input_ids", "labels", *family.context}
@@ -128,8 +128,8 @@ def _check(
                 f"{name} must be whole numbers below the config's {sizes}, {most}, got "
                 f"{tensor.dtype} from "
                 f"{counted.min():g} to {counted.max():g}: take the tokenizer that belongs to the "
-                "model, or a config "
-                f"with a larger {sizes}"
+                "model, or a config with a larger "
+                f"{sizes}"
             )
     longest = getattr(config, "max_position_embeddings", None)
     if longest and ids.shape[1] > longest:

@@ -52,8 +52,8 @@ class Batches:
             if isinstance(given, Iterator):
                 raise ValueError(
                     "batches is an iterator, which gives every batch once, and each rank asks for "
-                    "all of them: give a "
-                    f"list or a DataLoader, or {A_FUNCTION}"
+                    "all of them: give a list or a DataLoader, or "
+                    f"{A_FUNCTION}"
                 )
             if (
                 isinstance(given, DataLoader)
@@ -78,9 +78,8 @@ class Batches:
         if self.size != len(batch.target):
             raise (ValueError if callable(self.given) else EndOfBatches)(
                 f"the batch of step {step} has {len(batch.target)} samples, and that of step 0 has "
-                f"{self.size}: all "
-                "batches of a run are of one size (a DataLoader's drop_last=True leaves the last "
-                "one out)"
+                f"{self.size}: all batches of a run are of one size (a DataLoader's drop_last=True "
+                "leaves the last one out)"
             )
         return batch
 
@@ -148,8 +147,7 @@ def epochs(loader: DataLoader) -> Callable[[int], object]:
     ):
         raise ValueError(
             "epochs takes a DataLoader of a data set that has a length, and a whole batch, got "
-            f"{shown(loader)}: give "
-            "a stream itself, and no more steps than it has batches"
+            f"{shown(loader)}: give a stream itself, and no more steps than it has batches"
         )
     return _Epochs(_without_workers(loader), count)
 
@@ -212,8 +210,8 @@ def as_batch(found: object, step: int) -> Batch:
             return Batch(tuple(inputs), found[1])
     raise ValueError(
         f"step {step} has a {type(found).__name__} instead of a batch: expected a "
-        "pplab.runtime.Batch, or a pair "
-        "(inputs, target) of tensors whose first dimension is the batch's"
+        "pplab.runtime.Batch, or a pair (inputs, target) of tensors whose first dimension is the "
+        "batch's"
     )
 
 

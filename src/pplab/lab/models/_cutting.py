@@ -96,8 +96,8 @@ def check_layers(num_layers: int, num_stages: int, layers: Sequence[int] | None 
     elif positive_int("num_stages", num_stages) > num_layers:
         raise ValueError(
             f"{num_layers} layers can't make {num_stages} stages: a stage needs at least one "
-            "layer. "
-            f"Use at most {num_layers} stages, or a deeper model"
+            "layer. Use at most "
+            f"{num_layers} stages, or a deeper model"
         )
 
 
@@ -116,8 +116,7 @@ def _check_counts(num_layers: int, num_stages: int, layers: tuple[int, ...]) -> 
     if 0 in layers[1:-1]:
         raise ValueError(
             f"stage {layers.index(0, 1)} of cut={layers} would be empty: only the first stage, "
-            "which has the "
-            "embedding, and the last, which has the head, may have no layer"
+            "which has the embedding, and the last, which has the head, may have no layer"
         )
 
 
@@ -156,8 +155,7 @@ def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) 
         f"don't know how to cut a {type(model).__name__}: pplab cuts GPT, nn.Sequential and "
         "transformers' "
         f"{', '.join(known)}, adapters and all (with peft's the model of get_base_model()). For "
-        "another model make the "
-        "stages yourself and pass models.Modules([stage0, stage1, ...])"
+        "another model make the stages yourself and pass models.Modules([stage0, stage1, ...])"
     )
 
 

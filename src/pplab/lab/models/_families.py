@@ -96,9 +96,8 @@ def family_of(model_type: object) -> Family:
         return FAMILIES[model_type]
     raise ValueError(
         f"don't know where a model of type {model_type!r} can be cut: known types: "
-        f"{', '.join(FAMILIES)}. For another "
-        "one make the stages yourself: pass models.Modules([stage0, stage1, ...]), or write a "
-        "runtime.Workload"
+        f"{', '.join(FAMILIES)}. For another one make the stages yourself: pass "
+        "models.Modules([stage0, stage1, ...]), or write a runtime.Workload"
     )
 
 

@@ -34,8 +34,7 @@ class MixtureConfig(GPTConfig):
         if self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"experts_per_token is {self.experts_per_token}, and there are {self.num_experts} "
-                "experts: take fewer, "
-                "or more experts"
+                "experts: take fewer, or more experts"
             )
 
 

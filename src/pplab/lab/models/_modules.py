@@ -92,9 +92,8 @@ class Modules(Workload):
             if any(map(is_parametrized, module.modules())):
                 raise ValueError(
                     f"module {child} has parametrizations (torch.nn.utils.parametrizations), with "
-                    "which torch doesn't "
-                    "send a module to another process: write a Workload, whose build_stage makes "
-                    "it there"
+                    "which torch doesn't send a module to another process: write a Workload, whose "
+                    "build_stage makes it there"
                 )
         self.num_layers = len(self.children) if self.stages is None else None
         self.cut = None if cut is None else tuple(cut)
@@ -121,8 +120,8 @@ class Modules(Workload):
         elif num_stages != len(self.stages):
             raise ValueError(
                 f"the schedule has {num_stages} stages, and {len(self.stages)} modules were given: "
-                "give one module per "
-                "stage, or one nn.Sequential, which is cut into as many as a schedule has"
+                "give one module per stage, or one nn.Sequential, which is cut into as many as a "
+                "schedule has"
             )
         elif self.cut:
             raise ValueError(
@@ -219,8 +218,7 @@ def _listed(model: object) -> list[nn.Module]:
     if isinstance(model, nn.Sequential):
         raise ValueError(
             f"this {type(model).__name__} is empty, has hooks, or a forward of its own, which a "
-            "cut would lose: put "
-            "hooks on its layers, or give its parts in a list, one per stage"
+            "cut would lose: put hooks on its layers, or give its parts in a list, one per stage"
         )
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     rows = [name for name, each in model.named_modules() if name and isinstance(each, lists)]
@@ -231,8 +229,7 @@ def _listed(model: object) -> list[nn.Module]:
     )
     raise ValueError(
         f"{what}, whose forward only its author can cut: it could be cut {where}. Make a stage of "
-        "what comes before "
-        "a cut and one of what comes behind, or write a pplab.runtime.Workload"
+        "what comes before a cut and one of what comes behind, or write a pplab.runtime.Workload"
     )
 
 

@@ -59,8 +59,8 @@ class Carried:
         if len(kept) < place.slice:
             raise ValueError(
                 f"slice {place.slice} of microbatch {place.microbatch} runs forward before slice "
-                f"{len(kept)}, whose "
-                f"keys and values it needs: {_REMEDY}"
+                f"{len(kept)}, whose keys and values it needs: "
+                f"{_REMEDY}"
             )
         del kept[place.slice :]  # when it runs again, or what a pass without backwards has left
         kept.append((k, v))
@@ -78,8 +78,8 @@ class Carried:
         if len(kept) != place.slice + 1:
             raise ValueError(
                 f"slice {place.slice} of microbatch {m} runs backward before slice "
-                f"{len(kept) - 1}, which has "
-                f"gradients for its keys and values: {_REMEDY}"
+                f"{len(kept) - 1}, which has gradients for its keys and values: "
+                f"{_REMEDY}"
             )
         lengths = [k.shape[2] for k, _ in kept]
         new = zip(of_keys.split(lengths, 2), of_values.split(lengths, 2), strict=True)

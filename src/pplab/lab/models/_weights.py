@@ -159,9 +159,8 @@ def check_numbers(weight: Tensor, name: str, place: str | Path) -> None:
         wrong = weight.numel() - int(weight.isfinite().sum())
         raise ValueError(
             f"{place}: {wrong:,} of the {weight.numel():,} values of {printable(name)} are NaN or "
-            "infinite, and no run "
-            "can learn with them: fetch or copy the folder again, or take weights from before they "
-            "went wrong"
+            "infinite, and no run can learn with them: fetch or copy the folder again, or take "
+            "weights from before they went wrong"
         )
 
 
@@ -189,8 +188,7 @@ def _read_index(path: Path) -> dict[str, str]:
         error = f"{type(wrong).__name__}: {wrong}"
     raise ValueError(
         f"{path} is damaged, or no index of weights ({error}): fetch or copy the folder again, "
-        "whose other files may "
-        "be incomplete, too"
+        "whose other files may be incomplete, too"
     )
 
 
@@ -218,9 +216,8 @@ class Weights:
             )
             raise FileNotFoundError(
                 f"{folder} has no weights: expected model.safetensors, or "
-                "model.safetensors.index.json and the files "
-                f"that it names, found {found}. Save the model there with "
-                "model.save_pretrained(folder)"
+                "model.safetensors.index.json and the files that it names, found "
+                f"{found}. Save the model there with model.save_pretrained(folder)"
             )
         self._opened: dict[str, object] = {}
 

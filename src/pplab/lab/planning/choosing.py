@@ -215,8 +215,8 @@ class Choice:
         if not all(row.slower for row in others):
             what = "Whether to pipeline can't be told"
         return (
-            f"{what}: {how} a step takes {min(map(_STEP, others)) / _STEP(first) - 1:.0%} "
-            f"longer.{also}"
+            f"{what}: {how} a step takes {min(map(_STEP, others)) / _STEP(first) - 1:.0%} longer."
+            f"{also}"
         )
 
     def __str__(self) -> str:

@@ -162,8 +162,7 @@ def _part(layer: Any, line: float, pairs: int, config: Any, said: str) -> Part:
     if rest < -0.1 * line or (rest > 0.1 * line and not scans):
         raise Unread(
             f"a layer of {type(layer).__name__} multiplies {rest / line:+.0%} beside its weights: "
-            "give lab.Model its "
-            "layers"
+            "give lab.Model its layers"
         )
     keys = 2 * (getattr(config, "num_key_value_heads", 0) or heads)
     keys *= getattr(config, "head_dim", None) or width // max(heads, 1)

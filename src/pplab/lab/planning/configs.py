@@ -148,9 +148,8 @@ def _fields(source: object) -> dict[str, Any]:
         except Exception as error:
             why = type(error).__name__ if reachable else "it can't be reached"
             raise ValueError(
-                f"{source} isn't a folder with a config.json, and the hub doesn't give one "
-                f"({why}): check the name, or "
-                "fetch that file and give its folder"
+                f"{source} isn't a folder with a config.json, and the hub doesn't give one ("
+                f"{why}): check the name, or fetch that file and give its folder"
             ) from None
     try:
         found = json.loads(path.read_text())

@@ -89,9 +89,9 @@ class ExpertLayers:
         if len(among[0]) % self.gpus:
             raise ValueError(
                 f"{self.gpus} GPUs that share experts are neighbouring ranks of "
-                f"{' x '.join(axes)}, and don't divide "
-                f"these {len(among[0])}: change gpus, cp or "
-                f"dp{', or let experts be whole' * (not self.whole)}"
+                f"{' x '.join(axes)}, and don't divide these "
+                f"{len(among[0])}: change gpus, cp or dp"
+                f"{', or let experts be whole' * (not self.whole)}"
             )
         together = [
             group[at : at + self.gpus] for group in among for at in range(0, len(group), self.gpus)
@@ -152,8 +152,8 @@ class ExpertLayers:
         if others:
             raise ValueError(
                 "pairs of actions are planned for layers of one kind, got "
-                f"{model.long(self).pattern}: take a schedule "
-                "without pairs, such as Interleaved1F1B"
+                f"{model.long(self).pattern}: take a schedule without pairs, such as "
+                "Interleaved1F1B"
             )
         rate, routed = machine.rate(layout), kind.routed
         experts = 2e3 * routed.used * routed.each * samples * model.sequence / rate

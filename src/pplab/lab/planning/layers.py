@@ -106,8 +106,8 @@ class Model(Ends):
         found = {(kind.routed.count, kind.routed.used) for kind in self.kinds if kind.routed}
         if len(found) > 1:
             raise ValueError(
-                "kinds that route to experts must have as many, of which a token uses as many, "
-                f"got {found}"
+                "kinds that route to experts must have as many, of which a token uses as many, got "
+                f"{found}"
             )
         return ExpertLayers(*found.pop(), 1) if found else None
 

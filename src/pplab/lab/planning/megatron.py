@@ -158,8 +158,7 @@ RULES = (
     Rule(
         lambda x: x.depth and x.ends,
         "layers of a first or last rank don't go with --num-layers-per-virtual-pipeline-stage: "
-        "give "
-        "--num-virtual-stages-per-pipeline-rank",
+        "give --num-virtual-stages-per-pipeline-rank",
         "please use --num-virtual-stages-per-pipeline-rank to specify virtual pipeline parallel "
         "degree",
         "arguments.py:956, since core 0.11",
@@ -214,8 +213,7 @@ RULES = (
     Rule(
         lambda x: x.ends and bool(x.middle) != bool(x.pp - len(x.ends)) or x.middle < 0,
         "{x.layers} layers leave {x.middle} for the ranks between the first and the last: change "
-        "--num-layers, or a "
-        "first or last rank's",
+        "--num-layers, or a first or last rank's",
         "Mismatch: {} middle layers remaining but {} middle PP stages available",
         "transformer_config.py:2343, since core 0.16",
     ),
@@ -246,8 +244,7 @@ RULES = (
     Rule(
         lambda x: x.gpus % (x.etp * x.ep * x.pp),
         "experts on {x.ep} GPUs, each cut over {x.etp}, on {x.pp} ranks of a pipeline don't divide "
-        "{x.gpus} GPUs: take "
-        "fewer, or --expert-tensor-parallel-size 1",
+        "{x.gpus} GPUs: take fewer, or --expert-tensor-parallel-size 1",
         "world_size ({}) is not divisible by expert_tensor_model_pipeline_parallel size",
         "parallel_state.py:883, since core 0.10",
     ),
@@ -280,9 +277,8 @@ RULES = (
             and (x.ep == 1 or (x.pp > 1 and x.V == 1) or x.dispatcher not in ("alltoall", "flex"))
         ),
         "Megatron-LM has pairs only for experts on several GPUs, by alltoall or flex, and in a "
-        "pipeline only with "
-        "several stages on a rank: leave --overlap-moe-expert-parallel-comm out, or take "
-        "Interleaved1F1B",
+        "pipeline only with several stages on a rank: leave --overlap-moe-expert-parallel-comm "
+        "out, or take Interleaved1F1B",
         "overlap_moe_expert_parallel_comm is only supported with expert model parallelism",
         "transformer_config.py:3015, since core 0.14",
     ),
@@ -321,8 +317,8 @@ RULES = (
         "{x.M} microbatches leave a last round of fewer than {x.pp}: take --global-batch-size "
         "{x.next_batch}",
         "The remainder of M (the total micro-batches) divided by N (number of contiguous "
-        "micro-batches in a virtual "
-        "pipeline stage) should be 0, or larger than or equal to the pipeline-parallel size",
+        "micro-batches in a virtual pipeline stage) should be 0, or larger than or equal to the "
+        "pipeline-parallel size",
         "schedules.py:1174, since core 0.10",
     ),
 )
@@ -418,8 +414,8 @@ def stages_of(text: str) -> list[str]:
             at = plain[: found.end() - len(here)].count("|")
             raise ValueError(
                 "a layout is E, layers t, perhaps m, and L, with bars between stages, such as "
-                "Et*3|(tt|)*29,m|L, and "
-                f"no group stands in another: {fault}, {here or 'nothing'} in stage {at}, got "
+                "Et*3|(tt|)*29,m|L, and no group stands in another: "
+                f"{fault}, {here or 'nothing'} in stage {at}, got "
                 f"{shown(text)}"
             )
     return plain.split("|")

@@ -60,8 +60,8 @@ def partition(
         cost, num_layers = _sums(known), len(known)
     if num_stages > num_layers:
         raise ValueError(
-            f"{num_layers} layers can't make {num_stages} stages: every stage needs a layer. "
-            f"Use at most {num_layers} stages"
+            f"{num_layers} layers can't make {num_stages} stages: every stage needs a layer. Use "
+            f"at most {num_layers} stages"
         )
     if cap is None:
         if activations is not None or parameters is not None:
@@ -85,8 +85,8 @@ def partition(
         num_stages,
         num_layers,
         f"no contiguous split into {num_stages} stages holds within cap={cap!r}; the least that "
-        f"one needs is {needed}. "
-        "Raise the cap, keep fewer microbatches in flight, recompute, or use more stages",
+        f"one needs is {needed}. Raise the cap, keep fewer microbatches in flight, recompute, or "
+        "use more stages",
     )
 
 

@@ -85,9 +85,8 @@ def profiled(
         if both[1] < 1.1 * both[0]:
             raise ValueError(
                 f"stages took {both[0]:.3g} s with the smaller microbatches and {both[1]:.3g} s "
-                "with the larger: they "
-                "waited for the host both times, so nothing tells how fast the GPU is: give the "
-                "costs of a larger size"
+                "with the larger: they waited for the host both times, so nothing tells how fast "
+                "the GPU is: give the costs of a larger size"
             )
         hbm = large.hbm or hbm
     took, work = large.computed(hbm), large.work
@@ -96,9 +95,8 @@ def profiled(
     if min(took) <= 0 or off >= 0.99:
         raise ValueError(
             f"costs don't fit cut={large.asked.layers} and tp={tp}: without {sum(large.sums):.3g} "
-            "s of sums stages "
-            f"took {shown(took)} s, which tells no pace: give the cut, tp and machine that they "
-            "ran with"
+            "s of sums stages took "
+            f"{shown(took)} s, which tells no pace: give the cut, tp and machine that they ran with"
         )
     host, rate = machine.host, 3 / tp / pace  # a backward is two forwards
     whole, computing = sum(small.took(F, B)), pace * sum(small.work)

@@ -61,8 +61,8 @@ def recomputed_of(layers: Sequence[int], recompute: bool | Sequence[int]) -> tup
     ):
         raise ValueError(
             "recompute must be True, or say how many of each stage's "
-            f"{', '.join(map(str, layers))} layers run their "
-            f"forward again, got {recompute!r}"
+            f"{', '.join(map(str, layers))} layers run their forward again, got "
+            f"{recompute!r}"
         )
     return tuple(recompute)
 

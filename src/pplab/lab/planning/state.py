@@ -34,8 +34,8 @@ class State:
         if not self.weights or (self.optimizer and not self.gradients):
             raise ValueError(
                 "a parameter has a weight, and an optimizer needs its gradient: give bytes above "
-                "0, or freeze it with "
-                f"State(2, 0, 0), got {self!r}"
+                "0, or freeze it with State(2, 0, 0), got "
+                f"{self!r}"
             )
 
     def bytes(self, shards: int = 1) -> float:

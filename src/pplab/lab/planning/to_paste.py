@@ -109,9 +109,8 @@ def _of_layers(model: Model) -> dict[str, object]:
     if other := [name for name, sizes in said.items() if not sizes and name != "joins"]:
         raise ValueError(
             f"Megatron-LM's flags for {', '.join(other)} aren't known here: hybrids have layers "
-            "and cut in "
-            "--hybrid-layer-pattern, and others need a spec; torchtitan's fields leave the model "
-            "to you"
+            "and cut in --hybrid-layer-pattern, and others need a spec; torchtitan's fields leave "
+            "the model to you"
         )
     found: dict[str, object] = {}
     if attends := said.get("attention"):
@@ -186,8 +185,8 @@ def _megatron(plan: Plan) -> str:
         "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
         "--overlap-grad-reduce": shards or layout.dp > 1,
         "--use-distributed-optimizer --overlap-param-gather": shards,
-        "--use-megatron-fsdp --data-parallel-sharding-strategy "
-        f"optim_grads{'_params' * (plan.zero == 3)}": sharded,
+        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"
+        f"{'_params' * (plan.zero == 3)}": sharded,
         "--ckpt-format fsdp_dtensor": sharded,
         "--grad-reduce-in-bf16": plan.state.gradients == 2,
     }
@@ -226,8 +225,8 @@ def _megatron_sends(rows: Schedule) -> str:
     if several if P == 1 else not _own(rows, names):
         raise ValueError(
             "Megatron-LM has 1F1B and, for microbatches that the ranks divide, interleaved 1F1B, "
-            "also in pairs, and "
-            f"not these rows of {rows.name}: torch and torchtitan take rows in a file"
+            "also in pairs, and not these rows of "
+            f"{rows.name}: torch and torchtitan take rows in a file"
         )
     return sends_in("Megatron-LM", rows.name, P, rows.num_microbatches)
 

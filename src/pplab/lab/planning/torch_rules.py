@@ -91,8 +91,8 @@ _OF_JOBS = (
         lambda x: x.batch % (x.local * x.dp),
         "a step's batch of {x.batch} isn't whole passes of {x.local} on each of {x.dp} replicas: "
         "change it",
-        "global batch size must be multiple of local batch size times data-parallel degree ({} % "
-        "({} * {}) != 0)",
+        "global batch size must be multiple of local batch size times data-parallel degree ({} % ("
+        "{} * {}) != 0)",
         'torchtitan 0.3.0, trainer.py:421, since 0.1; main says "must be divisible by the number '
         'of tokens processed"',
     ),

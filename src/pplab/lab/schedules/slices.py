@@ -159,8 +159,8 @@ class Slices:
             if I in schedule.columns.kinds and share * whole > inputs * (1 + 1e-9):
                 raise ValueError(
                     f"attention's share of stage {stage}'s backward, {share:g} of {whole:g}, is "
-                    "more than "
-                    f"its input gradient takes, {inputs:g}: weights' gradients have no attention"
+                    "more than its input gradient takes, "
+                    f"{inputs:g}: weights' gradients have no attention"
                 )
             if costs.backward is None:
                 each_takes["backward"] = whole

@@ -276,8 +276,7 @@ class Problem:
                 if not self.takes(kind, stage):
                     raise ValueError(
                         f"{kind} of stage {stage} takes no time, and an order of such actions "
-                        "isn't one of times: "
-                        "give it a duration above 0"
+                        "isn't one of times: give it a duration above 0"
                     )
 
     def _check_links(self) -> None:
@@ -296,9 +295,8 @@ class Problem:
             if longest > shortest:
                 raise ValueError(
                     f"messages from rank {a} to rank {b} could queue: one takes {longest:g} to "
-                    "pass, and an action "
-                    f"that sends one {shortest:g}. Give a bandwidth at which it takes no longer "
-                    "than that"
+                    "pass, and an action that sends one "
+                    f"{shortest:g}. Give a bandwidth at which it takes no longer than that"
                 )
 
     def _check_limit(self) -> None:

@@ -31,8 +31,7 @@ from .cli import JSON, Command, check_lowered, flag, write
 _MOST = 2**18  # characters
 _FORMS = (
     "a launch line of Megatron-LM, torchtitan's flags or configuration, a layout such as "
-    "Et*3|(tt|)*29,m|L, a model's "
-    "config.json, or a schedule, as CSV or as torch prints it"
+    "Et*3|(tt|)*29,m|L, a model's config.json, or a schedule, as CSV or as torch prints it"
 )
 _OF_A_MODEL = {"model_type", "architectures", "hidden_size", "n_embd", "text_config"}
 _NOBODY = "what an environment variable, a data set or a kernel asks for"
@@ -171,8 +170,8 @@ def _layout(text: str, *_: object) -> tuple[str, list[str]]:
     last = next((at for at, stage in enumerate(stages) if "m" in stage), n)
     ranks = [str(P) for P in range(1 + (n > 1), n + 1) if n % P == 0 and last >= n - P]
     found = (
-        f"{plural(n, 'stage')} with {plural(layers, 'layer')}, for {' or '.join(ranks)} "
-        f"rank{'s' * (n > 1)}"
+        f"{plural(n, 'stage')} with {plural(layers, 'layer')}, for {' or '.join(ranks)} rank"
+        f"{'s' * (n > 1)}"
     )
     return found, [*empty_stages(stages), "--num-layers and --mtp-num-layers"]
 
@@ -217,10 +216,8 @@ COMMAND = Command(
     ],
     "pplab check [FILE] [options]",
     f"Check {_FORMS}. It says what it is, what the framework does with it, the first rule that it "
-    "breaks with a value "
-    "that works, and what it didn't look at. The exit status is 0 if nothing is wrong, 1 if "
-    "something is, and 2 if it "
-    "can't be read.",
+    "breaks with a value that works, and what it didn't look at. The exit status is 0 if nothing "
+    "is wrong, 1 if something is, and 2 if it can't be read.",
     {
         "Does Megatron-LM take this line?": "pplab check train.sh",
         "What is in this model?": "pplab check config.json",

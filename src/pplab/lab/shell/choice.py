@@ -112,12 +112,11 @@ def _assumed(model: Model, machine: Machine) -> str:
     counted = f", {model.counted}\n" if model.counted else "; "
     return (
         f"{model.parameters / 1e9:.4g} billion parameters{counted}a GPU reaches "
-        f"{machine.flops / 1e12:.4g} "
-        "TFLOP/s and has "
+        f"{machine.flops / 1e12:.4g} TFLOP/s and has "
         f"{machine.memory / 1e9:.4g} GB for what is counted\n"
         f"a GPU sends {inside:.4g} GB/s inside a box of {machine.ranks_per_node}, in a ring "
-        f"{machine.ring / 1e9:.4g}, "
-        f"and {between:.4g} between boxes; ports of a box: {machine.ports}"
+        f"{machine.ring / 1e9:.4g}, and "
+        f"{between:.4g} between boxes; ports of a box: {machine.ports}"
         + f"; the host needs {1e3 * machine.host:g} ms a layer"
         * (machine.host > 0)
     )
@@ -157,15 +156,13 @@ def _flags() -> tuple[Flag, ...]:
         flag(
             "--inside",
             "speed at which each GPU sends to another one in its box, in one direction, such as "
-            "450GB/s (default: from "
-            "the GPU's data sheet)",
+            "450GB/s (default: from the GPU's data sheet)",
             **speed,
         ),
         flag(
             "--ring",
             "speed that each GPU of a box reaches when data goes around among all of them, such as "
-            "367GB/s (default: "
-            "as measured on H200)",
+            "367GB/s (default: as measured on H200)",
             **speed,
         ),
         flag("--ports", "number of a box's network ports (default: one for each GPU)", type=int),
@@ -211,12 +208,11 @@ COMMAND = Command(
     _flags,
     "pplab choose MODEL --gpus N --gpu NAME --between SPEED --batch N --sequence N [options]",
     "Plan every way to divide a model and a batch among the GPUs of a cluster, and list the "
-    "fastest ones, those that "
-    "can't be told apart first. In the table V is the number of stages on each rank, and M the "
-    "number of microbatches, x the sequences in each. 2*4+5 means stages of 4, 4 and 5 layers, "
-    "and '9 again' that 9 of these run their forward twice. A step takes so many seconds, with "
-    "the least and the most that it may take, and the fullest GPU holds so many GB. This needs "
-    "neither PyTorch nor a GPU.",
+    "fastest ones, those that can't be told apart first. In the table V is the number of stages on "
+    "each rank, and M the number of microbatches, x the sequences in each. 2*4+5 means stages of "
+    "4, 4 and 5 layers, and '9 again' that 9 of these run their forward twice. A step takes so "
+    "many seconds, with the least and the most that it may take, and the fullest GPU holds so many "
+    "GB. This needs neither PyTorch nor a GPU.",
     {
         "How do I divide a model with the shape of Llama 3 70B?": (
             f"pplab choose {_CLUSTER} \\\n"

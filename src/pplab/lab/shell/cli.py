@@ -247,8 +247,8 @@ def _draw(given: argparse.Namespace) -> None:
         raise fault
     say(
         f"It takes {timeline.makespan:g}, and {timeline.bubble_fraction:.1%} of all rank-time is "
-        "idle. "
-        f"At most in flight: {_readable(timeline.peak_in_flight)}."
+        "idle. At most in flight: "
+        f"{_readable(timeline.peak_in_flight)}."
     )
 
 
@@ -349,8 +349,7 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     if work > MOST_WORK:
         raise ValueError(
             f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards; at most "
-            f"{MOST_WORK:,} are built "
-            "here: take fewer, the figures hardly change"
+            f"{MOST_WORK:,} are built here: take fewer, the figures hardly change"
         )
     options = {} if given.stages_per_rank is None else {"stages_per_rank": given.stages_per_rank}
     builder = builders.find(given.schedule)
@@ -479,11 +478,9 @@ def _times(text: str) -> Any:
 
 _TIMES = (
     "The time T of an action is one number, for all layers of a rank, which pplab divides among "
-    "the rank's stages. If "
-    "stages differ, give a list with one time per stage, such as 1,1,2. If microbatches differ, "
-    "too, join the times of "
-    "a stage with colons: 1:2:1,1:2:1. All times are in one unit of your choice, for example "
-    "milliseconds."
+    "the rank's stages. If stages differ, give a list with one time per stage, such as 1,1,2. If "
+    "microbatches differ, too, join the times of a stage with colons: 1:2:1,1:2:1. All times are "
+    "in one unit of your choice, for example milliseconds."
 )
 _CSV = flag(
     "--csv",
@@ -570,8 +567,8 @@ _COSTS = (
     flag(
         "--overlap",
         "time of two actions that run as a pair, for schedules that have pairs, such as DualPipe: "
-        '"sum" (nothing is '
-        'hidden, the default), "max" (the shorter one is hidden), or a number, for one pair over '
+        '"sum" (nothing is hidden, the default), "max" (the shorter one is hidden), or a number, '
+        "for one pair over "
         "all layers of a rank",
         type=_overlap,
         default="sum",
@@ -594,8 +591,7 @@ _COSTS = (
     flag(
         "--message",
         "size of what a stage sends to the next one, in the unit that --bandwidth counts in. Give "
-        "a list if stages "
-        "differ, such as 1,1,2",
+        "a list if stages differ, such as 1,1,2",
         type=_times,
         default=1,
         metavar="SIZE",
@@ -658,8 +654,7 @@ COMMANDS = (
         lambda: [_LISTING],
         "pplab schedules [--json]",
         "List every schedule that pplab can build, with the numbers of ranks and microbatches that "
-        "it accepts, its "
-        "options, and the paper or framework that it is from.",
+        "it accepts, its options, and the paper or framework that it is from.",
         {
             "Which schedules are there?": "pplab schedules",
             "Hand the list to a program:": "pplab schedules --json",
@@ -673,8 +668,8 @@ COMMANDS = (
         "pplab draw NAME --ranks P --microbatches M [options]\n       pplab draw --csv FILE "
         "[options]",
         "Draw when each rank computes and when it waits, as text with a line per rank. A schedule "
-        "that gets stuck is "
-        f"drawn as far as it gets. This needs neither PyTorch nor a GPU.\n{_TIMES}",
+        "that gets stuck is drawn as far as it gets. This needs neither PyTorch nor a "
+        f"GPU.\n{_TIMES}",
         {
             "Who waits in 1F1B, and for how long?": f"pplab draw 1F1B {_BOX}",
             "What if each message takes as long as a forward?": f"pplab draw 1F1B {_BOX} --latency "
@@ -690,8 +685,8 @@ COMMANDS = (
         "pplab simulate --schedule NAME --ranks P --microbatches M [options]\n"
         "       pplab simulate --csv FILE [options]",
         "Predict how long one training step takes, how long each rank waits, and how many "
-        "microbatches it keeps in "
-        f"memory. This needs neither PyTorch nor a GPU.\n{_TIMES}",
+        "microbatches it keeps in memory. This needs neither PyTorch nor a "
+        f"GPU.\n{_TIMES}",
         {
             "How long is the bubble of 1F1B?": f"pplab simulate --schedule 1F1B {_BOX}",
             "What if each message takes as long as a forward, and both ranks wait for it?": (
@@ -712,12 +707,9 @@ COMMANDS = (
         lambda: _MEMORY,
         "pplab validate FILE [options]",
         "Check that a schedule in PyTorch's CSV form can run: each action is there once, every "
-        "rank can finish, and "
-        "no rank needs more memory than you allow. Where the file names sends and receives, each "
-        "must have its other "
-        "end, and all must arrive in every kind of queue. If it can't run, an error says which "
-        "action of which rank is "
-        "wrong.",
+        "rank can finish, and no rank needs more memory than you allow. Where the file names sends "
+        "and receives, each must have its other end, and all must arrive in every kind of queue. "
+        "If it can't run, an error says which action of which rank is wrong.",
         {
             "Can this schedule run?": "pplab validate mine.csv",
             "Does each rank get by with four forwards' activations?": "pplab validate mine.csv "

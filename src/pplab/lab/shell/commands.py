@@ -228,8 +228,7 @@ COMMANDS = (
         "pplab train --schedule NAME --ranks P --microbatches M [options]\n       pplab train "
         "--csv FILE [options]",
         "Train a real model under a schedule, with one process per rank, and measure each step. It "
-        "needs "
-        "pip install 'pplab[run]', and runs on CPUs, too.",
+        "needs pip install 'pplab[run]', and runs on CPUs, too.",
         {
             "Train a small GPT, and compare its gradients with those of one process:": (
                 "pplab train --schedule 1F1B --ranks 2 --microbatches 8 --check-gradients"
@@ -249,12 +248,9 @@ COMMANDS = (
         _explain_flags,
         "pplab explain JOB [JOB ...] [options]",
         "Say why the iterations of a recorded job take so long: which rank, stage or link is slow, "
-        "which rank is late "
-        "or pauses, and how long an iteration takes without each. It reads the traces that "
-        "torch.profiler writes of "
-        "PyTorch's pipelining, of all ranks and replicas. If a job hangs, give the dumps of NCCL's "
-        "flight recorder and "
-        "the schedule that ran.",
+        "which rank is late or pauses, and how long an iteration takes without each. It reads the "
+        "traces that torch.profiler writes of PyTorch's pipelining, of all ranks and replicas. If "
+        "a job hangs, give the dumps of NCCL's flight recorder and the schedule that ran.",
         {
             "What makes this job slow?": "pplab explain traces",
             "For what does each rank wait in a job that hangs?": (
