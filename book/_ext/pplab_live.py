@@ -103,7 +103,7 @@ def code_cells(page: Path) -> list[dict]:
 
 def named(source: str) -> str:
     """The id of a cell that has none."""
-    return f"cell-{_hash(source.strip().encode())}"
+    return _hash(source.strip().encode())
 
 
 _pieces: dict[str, str] = {}
@@ -165,8 +165,10 @@ def _hash(content: bytes) -> str:
 
 def write(app, builder) -> None:
     """Write the scripts beside the page's other static files."""
+    if builder.format != "html":
+        return
     chapters = [name for name in app.env.found_docs if code_cells(Path(app.env.doc2path(name)))]
-    if builder.format != "html" or not chapters:
+    if not chapters:
         return
     place = Path(app.outdir) / "_static" / "live"
     place.mkdir(parents=True, exist_ok=True)

@@ -156,9 +156,13 @@ class _Row(NamedTuple):
         return sum(map(len, self.streams.values()))
 
     def place(self, stream: Stream, number: int) -> tuple[int, int, int]:
-        """The step of a stream's message, what makes it, and what uses it."""
+        """Which of the rank's actions in the job a stream's message is of; what makes the message,
+        and what uses it.
+        """
         step, k = divmod(number, len(self.streams[stream]))
-        return step, *self.streams[stream][k]
+        maker, user = self.streams[stream][k]
+        own = maker if stream[0] == "send" else user
+        return step * self.length + own - self.first, maker, user
 
 
 def _rows(schedule: Schedule) -> list[_Row]:
@@ -252,8 +256,7 @@ def _contradicted(
         after = 0
         for ((way, peer), state), number in zip(dumps[rank].messages, mine[0], strict=True):
             # what is posted behind a send is of later actions than it, or of one sent with it
-            step, maker, user = rows[place].place((way, peer), number)
-            at = step * rows[place].length + (maker if way == "send" else user) - rows[place].first
+            at, _, _ = rows[place].place((way, peer), number)
             if at < after - 1:
                 return True
             after = max(after, at if way == "send" else 0)
@@ -296,8 +299,7 @@ def _lines(
             continue
         row, first, at, waiting = schedule.rows[place], rows[place].first, 0, []
         for ((way, peer), state), number in zip(dumps[rank].messages, mine[0], strict=True):
-            step, maker, user = rows[place].place((way, peer), number)
-            here = step * len(row) + (maker if way == "send" else user) - first
+            here, maker, user = rows[place].place((way, peer), number)
             if way == "send" and state != "scheduled":
                 at = max(at, here + 1)
             if state != "completed":

@@ -15,7 +15,7 @@ it may be. The error of a prediction is a sum, in shares of the step:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -35,8 +35,8 @@ from .deliveries import observe
 
 # predictions of a step, fewer where all of them would have more actions than that
 _DRAWS, _WORK = 8, 10_000
-# who waits, and whether ranks are late besides
-_WAYS = (SENDS[0], True), (SENDS[1], True), (SENDS[1], False)
+_Way = tuple[str, bool]  # who waits, and whether ranks are late besides
+_WAYS: tuple[_Way, ...] = (SENDS[0], True), (SENDS[1], True), (SENDS[1], False)
 # of a step: ways to send whose replays are so close to what was measured aren't ruled out
 _NEAR = 0.01
 
@@ -75,14 +75,7 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
         return _machine(steps[number], costs_of(number), count, Random(draw))
 
     took = fmean(step.makespan for step in steps)
-    simulators = {sends: _simulator(own, sends) for sends, _ in _WAYS}
-    replays = {
-        (sends, late): [
-            _runs(simulators[sends], machine(draw, own.num_microbatches), late)
-            for draw in range(draws)
-        ]
-        for sends, late in _WAYS
-    }
+    replays = _replays(own, dict(zip(_WAYS, _WAYS, strict=True)), machine, draws)
     off = {
         way: abs(fmean(run.makespan for runs in found for run in runs) / took - 1)
         for way, found in replays.items()
@@ -94,11 +87,10 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
     def what_if(what: str, schedule: Schedule, sends: str = "") -> WhatIf:
         changes = defaultdict(list)
         M = schedule.num_microbatches
-        simulators = {way: _simulator(schedule, sends or way) for way, _ in ways}
-        for draw in range(draws):
-            for way in ways:
-                runs = _runs(simulators[way[0]], machine(draw, M), way[1])
-                for bound, (run, before) in enumerate(zip(runs, replays[way][draw], strict=True)):
+        taken = {way: (sends or way[0], way[1]) for way in ways}
+        for way, found in _replays(schedule, taken, machine, draws).items():
+            for runs, earlier in zip(found, replays[way], strict=True):
+                for bound, (run, before) in enumerate(zip(runs, earlier, strict=True)):
                     changes[way, bound].append(
                         run.makespan / M / (before.makespan / own.num_microbatches) - 1
                     )
@@ -153,11 +145,28 @@ def _machine(step: Timeline, costs: Costs, num_microbatches: int, random: Random
     return [replace(costs, links={**costs.links, **fast}) if fast else costs, costs]
 
 
-def _simulator(schedule: Schedule, sends: str) -> Callable[[Costs | None], Timeline]:
-    try:
-        return simulator_of(schedule, sends)
-    except ValueError:  # rows of which no class waits for its sends
-        return simulator_of(schedule, SENDS[0])
+def _replays(
+    schedule: Schedule,
+    ways: Mapping[_Way, _Way],
+    machine: Callable[[int, int], list[Costs]],
+    draws: int,
+) -> dict[_Way, list[list[Timeline]]]:
+    """For each way the runs of every draw, by the way that it stands for. Rows of which no class
+    waits for its sends have those where nobody waits.
+    """
+    made: dict[_Way, list[list[Timeline]]] = {}
+    found = {}
+    for way, (sends, late) in ways.items():
+        try:
+            simulated = simulator_of(schedule, sends)
+        except ValueError:
+            sends = SENDS[0]
+            simulated = simulator_of(schedule, sends)
+        if (sends, late) not in made:
+            machines = (machine(draw, schedule.num_microbatches) for draw in range(draws))
+            made[sends, late] = [_runs(simulated, each, late) for each in machines]
+        found[way] = made[sends, late]
+    return found
 
 
 def _runs(
