@@ -30,6 +30,7 @@ from typing import IO
 
 import pytest
 import quiet
+from kernel_ports import OwnPorts
 
 import pplab.lab  # noqa: F401 (its schedules are tested with the others)
 from javascript import evaluate  # noqa: F401 (a fixture)
@@ -62,10 +63,12 @@ def _folder(config: pytest.Config) -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take that folder. Threads that wait for each other sleep: a spinning one keeps the core that the other needs.
+    """Take that folder, and ports for notebooks' kernels.
 
+    Threads that wait for each other sleep: a spinning one keeps the core that the other needs.
     And a shell that starts the tests in the background has them ignore the interrupts that some of them are about.
     """
+    OwnPorts.instance()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # notebooks' kernels and ranks inherit it
     if hasattr(config, "workerinput"):

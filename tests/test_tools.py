@@ -19,6 +19,7 @@ import nbformat
 import psutil
 import pytest
 import quiet
+from jupyter_client.connect import LocalPortCache
 
 import conftest
 from pplab.lab import results
@@ -32,6 +33,14 @@ def test_the_chapters_that_take_too_long_are_named():
     assert said[1:3] == ["      20 s  01_short", "     121 s  02_long"]
     assert said[-1] == "== WARNING: over 120 s: 02_long (121 s), 03_longer (300 s)"
     assert durations.report({"01_short": 120}).endswith("no chapter takes more than 120 s")
+
+
+def test_kernels_get_ports_that_the_system_gives_nobody():
+    ports = LocalPortCache.instance()  # conftest.py has it so
+    chosen = {ports.find_available_port("127.0.0.1") for _ in range(50)}
+    assert len(chosen) == 50 and max(chosen) < 32_768
+    for port in chosen:
+        ports.return_port(port)
 
 
 def test_uv_is_told_what_pip_was():

@@ -31,7 +31,8 @@ def main() -> int:
     recorded_pages.hand_to(CACHE)
     # Sphinx makes many small things that stay: a collector of garbage would look through them in vain.
     start = "import gc; gc.disable(); from jupyter_book.cli.main import main; gc.freeze(); "
-    start += "gc.set_threshold(100_000, 20, 100); gc.enable(); main()"
+    start += "gc.set_threshold(100_000, 20, 100); gc.enable(); "
+    start += "from tools.kernel_ports import OwnPorts; OwnPorts.instance(); main()"
     command = [sys.executable, "-c", start, "build", ".", "--all", "-W", "-n", "--keep-going"]
     environment = {
         "HF_HUB_OFFLINE": "1",  # pages with code fetch nothing, unless HF_HUB_OFFLINE=0 is asked for
