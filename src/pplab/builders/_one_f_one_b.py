@@ -1,4 +1,4 @@
-"""1F1B: a forward is admitted when a backward has paid for it."""
+"""1F1B: after the warm-up, each forward waits until a backward has freed the memory for it."""
 
 from collections.abc import Sequence
 
@@ -17,11 +17,12 @@ from .registry import Rows, register
 def one_f_one_b(
     num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None
 ) -> Rows:
-    """Warm-up of P-1-s forwards on rank s, then one forward and one backward in turn, then the
+    """Run P-1-s warm-up forwards on rank s, then one forward and one backward in turn, then the
     backwards left over.
 
-    `in_flight[s]` are the forwards that rank s runs before its first backward, P-s by default: not
-    at most so many, but exactly, or M where that is less. All M on every rank is GPipe's order.
+    `in_flight[s]` is the number of forwards that rank s runs before its first backward. It is exact
+    and no upper limit, except that M is used where M is less. The default is P-s. M on every rank
+    gives the order of GPipe.
     """
     caps = [num_ranks - rank for rank in range(num_ranks)] if in_flight is None else list(in_flight)
     if len(caps) != num_ranks:
