@@ -14,9 +14,7 @@ from ...timeline import Timeline
 
 
 def num_messages(schedule: Schedule) -> int:
-    """Messages between ranks in one step: activations and gradients that cross from one rank to
-    another.
-    """
+    """Number of messages between ranks in one step, both activations and gradients."""
     home = schedule.home()
     return sum(
         home[message.receive.stage, message.receive.microbatch] != rank
@@ -62,10 +60,10 @@ class Table(list):
 
 
 def table(timelines: Iterable[Timeline]) -> Table:
-    """The schedules' balance sheet, a row each.
+    """The schedules' balance sheet, with a row for each.
 
-    Peaks are in full-stage units (a stage of a rank that holds two counts half), parameters in
-    copies of the model.
+    Peaks are in units of a full stage, so a stage of a rank that holds two counts as half.
+    Parameters are in copies of the model.
     """
     return Table(_balance(timeline) for timeline in timelines)
 
