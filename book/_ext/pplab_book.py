@@ -1,4 +1,4 @@
-"""What the book needs of Sphinx beyond its settings."""
+"""What the book needs from Sphinx beyond its settings."""
 
 from __future__ import annotations
 

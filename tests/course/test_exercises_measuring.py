@@ -23,7 +23,11 @@ WRONG = [
     (exercise.diagnose, {**CAUSES, "B": "slow link"}, "B: expected a pair of one of slow stage, slow link"),
     (exercise.diagnose, {**CAUSES, "A": ("slow link", (2, 3))}, "A: not a slow link; the part that stands out is imb"),
     (exercise.diagnose, {**CAUSES, "A": ("slow stage", 3)}, "A: the cause is a slow stage, but at a different place"),
-    (exercise.diagnose, {**CAUSES, "B": ("slow link", (0, 1))}, "B: the cause is a slow link, but at a different place"),
+    (
+        exercise.diagnose,
+        {**CAUSES, "B": ("slow link", (0, 1))},
+        "B: the cause is a slow link, but at a different place",
+    ),
     (exercise.diagnose, {**CAUSES, "B": ("one pause", 1)}, "print `lab.calibrate(run).links`"),
     (exercise.diagnose, {**CAUSES, "C": ("slow stage", 1)}, "C: not a slow stage; the part that stands out is over"),
     (exercise.diagnose, {**CAUSES, "D": ("slow stage", 3)}, "one lasts several times as long"),
