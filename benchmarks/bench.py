@@ -1,10 +1,10 @@
-"""The first half of `make bench`: how fast the simulator is, and the runtime compared with PyTorch's on the same
-stages.
+"""The first half of `make bench`: how fast the simulator is, and the runtime compared with PyTorch's.
 
     python benchmarks/bench.py [--quick] [--json FILE] [--only simulator|runtime]
 
-Runtime figures are ratios of medians of runs that take turns, with the spread of the ratios of neighbouring runs, so
-that slow spells of the machine are in both. The second half measures the cores: `gpu.py --device cpu --size cores`.
+Runtime figures are ratios of medians of runs on the same stages that take turns, with the spread of the ratios of
+neighbouring runs, so that slow spells of the machine are in both. The second half measures the cores: `gpu.py --device
+cpu --size cores`.
 """
 
 from __future__ import annotations

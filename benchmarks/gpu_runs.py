@@ -129,8 +129,7 @@ def with_room(measure: Callable[[Workload], dict], workload: Workload, least: in
 
 @piece(120)
 def runs(setting: Setting, part: Part) -> None:
-    """Run every schedule on a GPT for its memory and times, in both precisions and with every way to share the
-    devices."""
+    """Run every schedule on a GPT for its memory and times, in both precisions and with every sharing of devices."""
     size = setting.size
     workload = models.gpt(source="sample", **size.gpt)
     first, *other = (torch.bfloat16, None) if setting.device == "cuda" else (None,)

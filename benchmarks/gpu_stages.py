@@ -213,8 +213,7 @@ def _settle(device: torch.device) -> None:
 
 @piece(40)
 def copies(setting: Setting, part: Part) -> None:
-    """Measure copies to pinned memory and back at the same time as compute. `lab.Offload` assumes that neither slows
-    the other down."""
+    """Measure how far copies to pinned memory and back slow compute down. `lab.Offload` assumes: not at all."""
     size = setting.size
     if setting.device == "cpu":
         part.leave_out("all of it", "needs a GPU, which copies while it computes")

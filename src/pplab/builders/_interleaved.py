@@ -26,12 +26,12 @@ def interleaved(
     stages_per_rank: int = 2,
     group_size: int | None = None,
 ) -> Rows:
-    """Run 1F1B on several stages per rank, where each stage is a V-th as deep. A group of
-    microbatches goes through a rank's first stage, then through its second.
+    """Run 1F1B on several stages per rank, each a V-th as deep, so that the bubble gets shorter.
 
-    By default there are as many groups as P fits into M. They are as even as possible, and larger
-    ones come first. When all are equal, they are torch's, which refuses any other M. `group_size`
-    sets the size of the groups, and the last group then has the rest.
+    A group of microbatches goes through a rank's first stage, then through its second. By default
+    there are as many groups as P fits into M, as even as possible, with larger ones first. When all
+    are equal, they are torch's, which refuses any other M. `group_size` sets the size of the
+    groups, and the last group then has the rest.
 
     >>> print(interleaved(2, 2))
     Interleaved1F1B: 2 ranks, 4 stages, 2 microbatches, 16 actions

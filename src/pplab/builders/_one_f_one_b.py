@@ -17,12 +17,11 @@ from .registry import Rows, register
 def one_f_one_b(
     num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None
 ) -> Rows:
-    """Run P-1-s warm-up forwards on rank s, then one forward and one backward in turn, then the
-    backwards left over.
+    """Run P-1-s forwards on rank s, then a forward and a backward in turn, then backwards alone.
 
-    `in_flight[s]` is the number of forwards that rank s runs before its first backward. It is exact
-    and no upper limit, except that M is used where M is less. The default is P-s. M on every rank
-    gives the order of GPipe.
+    `in_flight[s]` is the number of forwards that rank s runs before its first backward, by default
+    P-s. It is exact and no upper limit, but never more than M. With M on every rank the order is
+    GPipe's.
     """
     caps = [num_ranks - rank for rank in range(num_ranks)] if in_flight is None else list(in_flight)
     if len(caps) != num_ranks:

@@ -11,9 +11,7 @@ _PAPER = "Qi et al. 2023, arXiv:2401.10241"
 
 @register("ZB-H1", rules="any number of ranks and microbatches", source=_PAPER)
 def zb_h1(num_ranks: int, num_microbatches: int) -> Rows:
-    """Run 1F1B's order with I instead of B, and on rank s each W s microbatches later. Every rank
-    holds up to P forwards.
-    """
+    """Run 1F1B with I instead of B, and on rank s each W s microbatches later, with P in flight."""
     P, M = num_ranks, num_microbatches
     return [split_backwards(capped_row(rank, P - rank, M), delay=rank) for rank in range(P)]
 
@@ -22,11 +20,10 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Rows:
     "ZB-H2", rules="any number of ranks and microbatches; pays off from M = 2P-1 on", source=_PAPER
 )
 def zb_h2(num_ranks: int, num_microbatches: int) -> Rows:
-    """Warm up with twice as many forwards and run each W twice as late as ZB-H1. Every rank holds
-    up to 2P-1 forwards, and no rank waits inside its span if F = I = W.
+    """Warm up twice as long as ZB-H1 and run each W twice as late, with 2P-1 forwards in flight.
 
-    The spans of the ranks start one after the other, so the makespan still contains P-1 forwards of
-    waiting. Only the span bubble is zero.
+    If F = I = W, no rank waits inside its span. But the spans start one after the other, so the
+    makespan still contains P-1 forwards of waiting. Only the span bubble is zero.
     """
     P, M = num_ranks, num_microbatches
     return [

@@ -32,7 +32,9 @@ def test_schedules_lists_all(capsys):
         builder.name in said and builder.rules in said and builder.source in said for builder in pp.builders.known()
     )
     assert main(["schedules", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [b.name for b in pp.builders.known()]
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == [b.name for b in pp.builders.known()]
+    assert [row["summary"] for row in rows if not row["summary"].endswith(".")] == []  # whole sentences
 
 
 def test_simulate_prints_and_writes_everything(tmp_path, capsys):

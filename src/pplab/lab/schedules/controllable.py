@@ -118,10 +118,10 @@ def zb_v_block(num_ranks: int) -> Block:
     source=_SOURCE,
 )
 def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) -> Rows:
-    """Take about half of 1F1B's memory on every rank. Of a few orders made for F = I = W, it is the
-    fastest for `costs`.
+    """Run in about half of 1F1B's memory, by the fastest for `costs` of a few orders.
 
-    `costs` are those of a stage, which is half a rank's share (all ones when left out).
+    The orders are made for F = I = W. `costs` are those of a stage, which is half a rank's share
+    (all ones when left out).
     """
     return v_half_block(num_ranks).reorder(num_microbatches, costs).schedule.rows
 
@@ -133,7 +133,8 @@ def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None)
     source=_SOURCE,
 )
 def v_min(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) -> Rows:
-    """Take about a third of 1F1B's memory, the least with which a V has no bubble in a period of F
-    = I = W. Of a few orders, it is the fastest for `costs`.
+    """Run in about a third of 1F1B's memory, by the fastest for `costs` of a few orders.
+
+    If F = I = W, no V without a bubble in its periods holds less.
     """
     return v_min_block(num_ranks).reorder(num_microbatches, costs).schedule.rows

@@ -20,11 +20,11 @@ from .v_shape import Local
     source="DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
 )
 def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
-    """Feed the pipeline from both ends, with two copies of every stage, on ranks s and P-1-s. Half
-    of the microbatches enter at rank 0 and the rest at rank P-1, and a forward of one direction
-    overlaps a backward of the other. Raises ValueError for other P and M.
+    """Feed the pipeline from both ends, and overlap forwards of one direction with backwards.
 
-    torch has no such placement, because its CSV reader takes a stage on one rank only.
+    Ranks s and P-1-s each have a copy of the same stage. Half of the microbatches enter at rank 0,
+    the rest at rank P-1. Raises ValueError for an odd P or other M. torch has no such placement,
+    because its CSV reader takes a stage on one rank only.
     """
     P, M = num_ranks, num_microbatches
     if P % 2:
@@ -53,9 +53,7 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     source="Sea AI Lab 2025, cut-in-half of DeepSeek-AI's DualPipe; torch's ScheduleDualPipeV",
 )
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
-    """DualPipe folded in the middle: stages r and 2P-1-r are on rank r, with one copy of the
-    parameters and the same overlap.
-    """
+    """Fold DualPipe in the middle: stages r and 2P-1-r are on rank r, with one copy of each."""
     P, M = num_ranks, num_microbatches
     if M < 2 * P:
         raise ValueError(

@@ -40,13 +40,12 @@ def seq_one_f_one_b(
     warmup_per_rank: int = 1,
     split: bool = False,
 ) -> Rows:
-    """1F1B on slices, with k-1 more warm-up forwards on every rank. So many lie between a
-    sequence's first forward and its first backward, since a microbatch's last slice has the first
-    backward.
+    """Run 1F1B on slices of sequences, with k-1 more warm-up forwards on every rank.
 
-    `warmup_per_rank` is the number of warm-up forwards that a rank runs for each rank below it.
-    With two, as in eager 1F1B, each message has the time of an action, and a rank holds one slice
-    more for each rank below it.
+    So many forwards lie between a sequence's first forward and its first backward, since a
+    microbatch's last slice has the first backward. `warmup_per_rank` is the number of warm-up
+    forwards that a rank runs for each rank below it. With two, as in eager 1F1B, each message has
+    the time of an action, and a rank holds one slice more for each rank below it.
 
     With several stages per rank, groups of whole microbatches, of at least P slices, go through
     them as in interleaved 1F1B. With `split`, rank r runs every weight gradient after r others, as
@@ -83,8 +82,9 @@ def seq_one_f_one_b(
     source="Li et al. 2021, arXiv:2102.07988",
 )
 def terapipe(num_ranks: int, num_microbatches: int, *, slices: int = 2) -> Rows:
-    """GPipe on slices: all forwards, then all backwards, last first. `num_microbatches` counts
-    slices.
+    """Run GPipe on slices: all forwards, then all backwards, last first.
+
+    `num_microbatches` counts slices.
     """
     _sequences("TeraPipe", num_microbatches, slices)
     order = range(num_microbatches)

@@ -43,11 +43,10 @@ class Local:
     aliases=("ZB-V",),
 )
 def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
-    """Zero bubble in 1F1B's memory: every rank holds P activations of a full stage, and no span has
-    a bubble when F = I = W.
+    """Wait in no span when F = I = W, in 1F1B's memory, with two stages per rank in a V.
 
-    It is built for at least 2P-1 microbatches. With fewer, actions of microbatches beyond M are
-    left out, as in torch.
+    Every rank holds at most P activations of a full stage. It is built for at least 2P-1
+    microbatches. With fewer, actions of microbatches beyond M are left out, as in torch.
     """
     P, enough = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
     return [

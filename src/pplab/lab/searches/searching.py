@@ -282,9 +282,7 @@ def zb_2p(
     memory: Memory | None = None,
     limit: int | None = None,
 ) -> Built:
-    """The best order that a search finds for `costs` in twice 1F1B's memory, which is ZB-1P with a
-    `limit` of 2P.
-    """
+    """The best order that a search finds for `costs` in twice 1F1B's memory (`limit` = 2P)."""
     return _zero_bubble(P, M, costs, memory, 2 * P if limit is None else limit)
 
 
