@@ -272,7 +272,6 @@ def take_files(app, config) -> None:
 
 
 def setup(app) -> None:
-    """Register the directives and what they load."""
     app.connect("config-inited", take_files)
     app.add_node(view, html=(visit_html, None), **{name: (skip, None) for name in ("latex", "text", "man", "texinfo")})
     app.add_node(state_link, html=(visit_link, depart_link))

@@ -251,7 +251,6 @@ def load_script(app, pagename, templatename, context, doctree) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("config-inited", substitute)
     app.connect("html-page-context", load_script)
     app.add_directive("race", RaceDirective)

@@ -185,7 +185,6 @@ def write(app, builder) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("source-read", mark, priority=400)  # before pplab_notebooks takes cells away
     app.connect("doctree-read", dress)
     app.connect("html-page-context", add_scripts)

@@ -203,7 +203,6 @@ def load_playhead(app, pagename, templatename, context, doctree) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("config-inited", link_repository)
     app.connect("config-inited", name_logo)
     app.connect("doctree-read", name_cells)

@@ -59,6 +59,5 @@ def substitute(app, config) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("config-inited", substitute)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

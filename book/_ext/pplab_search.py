@@ -109,7 +109,6 @@ def write(app, exception) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.config.templates_path.append("book/_templates")
     app.connect("build-finished", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

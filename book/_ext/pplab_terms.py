@@ -80,7 +80,6 @@ def carry_definitions(app, pagename, templatename, context, doctree) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("env-check-consistency", look_up)
     app.connect("doctree-resolved", say_where)
     app.connect("html-page-context", carry_definitions)

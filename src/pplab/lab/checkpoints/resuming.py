@@ -73,11 +73,9 @@ class Resume(Extra):
         return _Comparing(rank)
 
     def finish(self, job: Any, reports: Sequence[str | None]) -> tuple[str, ...] | None:
-        """The list of what has changed, if anything has."""
         return (*job.workload.passed, *sorted({report for report in reports if report})) or None
 
     def lines(self, found: tuple[str, ...]) -> list[str]:
-        """The line about what has changed."""
         return [f"resumed          {each}" for each in found]
 
 
@@ -90,7 +88,6 @@ class _Comparing(Listener):
         self.rank, self.said = rank, None
 
     def begin(self, event: str, what: object) -> None:
-        """The first step begins."""
         saved, ours = self.rank.job.workload.checkpoint.rates, rates(self.rank.optimizer)
         if saved and not set(ours) <= set(saved):
             step, both = (
@@ -103,7 +100,6 @@ class _Comparing(Listener):
             )
 
     def report(self) -> str | None:
-        """What was noticed."""
         return self.said
 
 

@@ -154,7 +154,6 @@ class Save(Extra):
                 )
 
     def listen(self, rank: Rank) -> Listener:
-        """Collect during the run, and at its end."""
         return _Saving(rank, self)
 
     def finish(self, job: Job, reports: Sequence[_Report]) -> str:
@@ -262,7 +261,6 @@ class _Saving(Listener):
         return collect((rank.modules[stage] for stage in own), rank.optimizer, rank.names)
 
     def report(self) -> _Report:
-        """This rank's part of the last checkpoint."""
         return _Report(self.collect(), self.steps, tuple(self.failed))
 
 

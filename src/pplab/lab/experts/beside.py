@@ -55,7 +55,6 @@ class Beside(Extra):
             )
 
     def listen(self, rank: Rank) -> Listener:
-        """Run this rank's overlaps."""
         turns = wire_of(rank).turns = Turns(rank.context.device, self.pieces)
         turns.stages = rank.stages
         for stage in rank.stages.values():
@@ -65,11 +64,9 @@ class Beside(Extra):
         return Taking(turns, rank.overlap, metered)
 
     def finish(self, job: Job, reports: Sequence[Late]) -> Late:
-        """How late paced pieces were, on all ranks together."""
         return Late(*(sum(getattr(each, name) for each in reports) for name in vars(Late())))
 
     def lines(self, found: Late) -> list[str]:
-        """How many pieces took longer than they were meant to."""
         if not found.pieces:
             return []
         too_long = f"{found.overran} took {1e3 * found.overran_s:.1f} ms too long"
@@ -86,7 +83,6 @@ class Taking(Listener):
         pairs.in_turn = metered
 
     def begin(self, event: str, what: object) -> None:
-        """An action begins, or the measured steps do."""
         if event == "steps":
             self.turns.late = Late()
         elif event != "row":
@@ -100,7 +96,6 @@ class Taking(Listener):
             self.turns.end()
 
     def report(self) -> Late:
-        """How late pieces were."""
         self.pairs.close()
         return self.turns.late
 

@@ -70,7 +70,6 @@ class Experts(Extra):
         return Copies(rank, wire)
 
     def lines(self, found: tuple[int, ...]) -> list[str]:
-        """The line about what was sent."""
         return [
             f"tokens sent      {', '.join(f'{each:,}' for each in found)} per rank, in all forwards"
         ]
@@ -122,7 +121,6 @@ class Copies(Listener):
                     self.sums += [(apart, group)] if apart else []
 
     def end(self, event: str, what: object) -> None:
-        """Called when the row has been run."""
         for parameters, group in self.sums:
             with self.rank.doing(
                 "gradients of both copies' experts", "adding the experts' gradients"
@@ -136,5 +134,4 @@ class Copies(Listener):
                     p.grad.copy_(total.view_as(p))
 
     def report(self) -> int:
-        """How many copies of tokens went to other ranks."""
         return self.wire.sent

@@ -70,7 +70,6 @@ class Budget(Meter):
         return _Bounded(rank, inf if rank.context.device.type == "cuda" else self.limit)
 
     def lines(self, found: Held) -> list[str]:
-        """The budget, and the lines of the meter."""
         state = ", ".join(map(readable_bytes, found.state_of))
         return [
             f"budget           {readable_bytes(self.limit)}; state of each stage: {state}",
@@ -106,7 +105,6 @@ class _Bounded(Counting):
         super().begin(event, what)
 
     def end(self, event: str, what: Action) -> None:
-        """Check whether there was room."""
         super().end(event, what)
         if event == "action":
             self._look(f"{what} took", self._before, self.meter.lately - self._before)

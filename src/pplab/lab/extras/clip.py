@@ -41,11 +41,9 @@ class Clip(Extra):
         return job
 
     def lines(self, found: tuple[float, ...]) -> list[str]:
-        """The line with the norms."""
         return [f"gradient norm    {' '.join(f'{norm:.4f}' for norm in found)}"]
 
     def listen(self, rank: Rank) -> Listener:
-        """Clip on this rank, together with the others."""
         return _Clipping(rank, self.max_norm)
 
 
@@ -68,7 +66,6 @@ class _Clipping(Listener):
         self.norms.append(norm)
 
     def report(self) -> tuple[float, ...]:
-        """The norms, which are the same on all ranks."""
         return tuple(self.norms)
 
 

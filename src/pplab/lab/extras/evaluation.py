@@ -85,19 +85,16 @@ class Evaluate(Extra):
         return replace(job, extras=own)
 
     def listen(self, rank: Rank) -> Listener:
-        """Evaluate on this rank, together with the others."""
         return _Evaluating(rank, self)
 
     def finish(
         self, job: Job, reports: Sequence[list[tuple[int, float]]]
     ) -> tuple[tuple[int, float], ...]:
-        """All ranks' parts of the losses."""
         return tuple(
             (parts[0][0], sum(loss for _, loss in parts)) for parts in zip(*reports, strict=True)
         )
 
     def lines(self, found: tuple[tuple[int, float], ...]) -> list[str]:
-        """The losses, and after which step each was measured."""
         return [
             f"held-out loss    {', '.join(f'{loss:.4f} after step {step}' for step, loss in found)}"
         ]
@@ -125,7 +122,6 @@ class _Evaluating(Listener):
         )
 
     def end(self, event: str, losses: Sequence[float]) -> None:
-        """Called between two steps."""
         self.step = self.rank.job.first_step + len(losses)
         if self.step % self.asked.every == 0:
             self._evaluate()

@@ -94,11 +94,9 @@ class LearningRate(Extra):
         return _Changing(rank, scheduler)
 
     def finish(self, job: Job, reports: Sequence[tuple[float, ...] | None]) -> tuple[float, ...]:
-        """The rates of a rank that has parameters."""
         return next((report for report in reports if report is not None), ())
 
     def lines(self, found: tuple[float, ...]) -> list[str]:
-        """The rates."""
         return [f"learning rate    {' '.join(f'{rate:.3g}' for rate in found)}"]
 
 
@@ -109,15 +107,12 @@ class _Changing(Listener):
         self.rank, self.scheduler, self.rates = rank, scheduler, []
 
     def begin(self, event: str, what: object) -> None:
-        """Note the rate of this step."""
         self.rates.append(float(self.rank.optimizer.param_groups[0]["lr"]))
 
     def end(self, event: str, what: object) -> None:
-        """Set the rate of the next step."""
         self.scheduler.step()
 
     def report(self) -> tuple[float, ...]:
-        """The rates, which are the same on all ranks."""
         return tuple(self.rates)
 
 

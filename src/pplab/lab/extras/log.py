@@ -53,7 +53,6 @@ class Log(Extra):
         return job
 
     def listen(self, rank: Rank) -> Listener:
-        """Let rank 0 write what all ranks report."""
         return _Logging(rank, self.path)
 
 

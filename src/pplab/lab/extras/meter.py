@@ -30,15 +30,12 @@ class Meter(Extra):
     name = "held"
 
     def listen(self, rank: Rank) -> Listener:
-        """Count on this rank."""
         return Counting(rank)
 
     def finish(self, job: Job, reports: Sequence[RankHeld]) -> Held:
-        """What the ranks counted, by rank and by stage."""
         return together(job.schedule, reports)
 
     def lines(self, found: Held) -> list[str]:
-        """The peaks."""
         lines = [f"peak held        {', '.join(map(readable_bytes, found.peak_bytes))}"]
         if any(found.peak_in_flight):
             lines.insert(
@@ -149,7 +146,6 @@ class Counting(Listener):
             self.meter.__enter__()
 
     def end(self, event: str, what: Any) -> None:
-        """Note what it changed."""
         if event == "steps":
             return
         meter, found = self.meter, self.found
@@ -173,7 +169,6 @@ class Counting(Listener):
             found.peak_in_flight = max(found.peak_in_flight, to_come)
 
     def report(self) -> RankHeld:
-        """What was found."""
         if self._allocator:
             self.found.allocated = self._allocator.report()
         if self.rank.comm is not None:

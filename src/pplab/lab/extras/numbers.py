@@ -42,7 +42,6 @@ class Numbers(Extra):
     name = "numbers"
 
     def listen(self, rank: Rank) -> Listener:
-        """Every rank keeps what its own layers say."""
         return Hearing(rank)
 
     def finish(
@@ -52,7 +51,6 @@ class Numbers(Extra):
         return tuple(map(merged, zip(*reports, strict=True)))
 
     def lines(self, found: Sequence[dict[str, tuple[float, ...]]]) -> list[str]:
-        """The numbers of the last step."""
         last = found[-1] if found else {}
         return [
             f"{name:<16} {' '.join(f'{x:.4g}' for x in values)} (last step)"
@@ -82,7 +80,6 @@ class Hearing(Listener):
             _ears.set((*_ears.get(), ear))
 
     def end(self, event: str, what: Any) -> None:
-        """Stop collecting, and read the numbers after the step."""
         if event in ("action", "call") and what.kind is F:
             _ears.set(_ears.get()[:-1])
         elif event == "turn":

@@ -75,7 +75,6 @@ class Pace(Extra):
             )
 
     def listen(self, rank: Rank) -> Listener:
-        """Stretch this rank's actions and messages."""
         return _Pacing(self, rank)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:

@@ -55,7 +55,6 @@ class Recompute(Extra):
         return job
 
     def listen(self, rank: Rank) -> Listener:
-        """Replace this rank's stages."""
         for index, stage in rank.stages.items():
             if self.stages is None or index in self.stages:
                 rank.stages[index] = Recomputing(stage)

@@ -48,7 +48,6 @@ class SeededDropout(Extra):
         return replace(job, workload=by_microbatch)
 
     def listen(self, rank: Rank) -> Listener:
-        """Let every module of this rank draw for itself."""
         return _Seeding(rank, self.seed)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
@@ -104,7 +103,6 @@ class _Seeding(Listener):
             _hook(module)
 
     def begin(self, event: str, what: Any) -> None:
-        """Begin a step, or an action of it."""
         if event == "turn":
             self.done = len(what)
         elif what.kind is not W:
@@ -113,7 +111,6 @@ class _Seeding(Listener):
             _forwards.insert(len(_forwards) if what.kind is F else 0, forward)
 
     def end(self, event: str, what: Any) -> None:
-        """End it."""
         if event != "turn" and what.kind is not W:
             _forwards.pop(-1 if what.kind is F else 0)
 

@@ -39,15 +39,12 @@ class Profile(Extra):
         return job
 
     def listen(self, rank: Rank) -> Listener:
-        """Record this rank."""
         return _Tracing(Path(self.folder).resolve() / TRACE.format(rank.context.rank), rank)
 
     def finish(self, job: Job, reports: Sequence[str]) -> tuple[str, ...]:
-        """The paths of the traces, rank by rank."""
         return tuple(reports)
 
     def lines(self, found: Sequence[str]) -> Sequence[str]:
-        """The line of the printed Run."""
         return [f"traces          {Path(found[0]).parent}: pplab explain reads them"]
 
 
@@ -63,7 +60,6 @@ class _Tracing(Listener):
         self.profiler = profile(activities=activities, profile_memory=True)
 
     def begin(self, event: str, what: Action | Overlap | None) -> None:
-        """Open a span."""
         if event == "steps":
             self.profiler.__enter__()
             self.on = True
@@ -74,7 +70,6 @@ class _Tracing(Listener):
             self.open[-1].__enter__()
 
     def end(self, event: str, what: Action | Overlap | None) -> None:
-        """Close it, and at the end write the trace."""
         if event == "steps":
             self.on = False
             self.profiler.__exit__(None, None, None)
@@ -85,5 +80,4 @@ class _Tracing(Listener):
             self.open.pop().__exit__(None, None, None)
 
     def report(self) -> str:
-        """The path of this rank's trace."""
         return str(self.path)
