@@ -8,6 +8,14 @@ from numbers import Real
 from operator import index
 from typing import Any
 
+# What to do for somebody who has something else.
+_REMEDIES = {
+    "Schedule": ': pplab.build("1F1B", num_ranks=4, num_microbatches=8) makes one, or '
+    "pplab.Schedule(rows)",
+    "Timeline": ": pplab.simulate(schedule) makes one",
+    "Costs": ": give pplab.Costs(forward=1, latency=0.5), for example",
+    "Sequence": ": give a list",
+}
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
 
 
@@ -57,7 +65,8 @@ def expect(kind: type, **given: object) -> None:
     """Raise ValueError unless every given value is of that kind."""
     for name, value in given.items():
         if not isinstance(value, kind):
-            raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}")
+            remedy = _REMEDIES.get(kind.__name__, "")
+            raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}{remedy}")
 
 
 def accept(frozen: object, **checked: object) -> None:

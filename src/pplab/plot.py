@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import parts
-from .errors import shown
+from .errors import expect
 from .optional import bring
 from .timeline import Idle, Span, Timeline, critical_path, idle_intervals
 
@@ -53,11 +53,7 @@ def end_of(timeline: Timeline) -> float:
     """The end of the last rank. Raises ValueError for something that has no times to draw, such as
     a schedule.
     """
-    if not isinstance(timeline, Timeline):
-        raise ValueError(
-            f"a chart shows a pplab.Timeline, got {shown(timeline)}: "
-            "pplab.simulate(schedule) makes one"
-        )
+    expect(Timeline, timeline=timeline)
     return max([timeline.makespan, *(span.end for span in timeline.others)])
 
 
@@ -67,6 +63,7 @@ class AxesColumn(list):
 
 def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
     """Draw several timelines below each other on one time axis."""
+    expect(Sequence, timelines=timelines)
     until = max(map(end_of, timelines))
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
     _, axes = bring("matplotlib.pyplot").subplots(

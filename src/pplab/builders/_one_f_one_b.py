@@ -1,6 +1,6 @@
 """1F1B: after the warm-up, each forward waits until a backward has freed the memory for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..actions import Action, B, F
 from ..errors import positive_int
@@ -23,7 +23,8 @@ def one_f_one_b(
     P-s. It is exact and no upper limit, but never more than M. With M on every rank the order is
     GPipe's.
     """
-    caps = [num_ranks - rank for rank in range(num_ranks)] if in_flight is None else list(in_flight)
+    caps = range(num_ranks, 0, -1) if in_flight is None else in_flight
+    caps = list(caps) if isinstance(caps, Iterable) else [caps]
     if len(caps) != num_ranks:
         raise ValueError(
             f"in_flight has {len(caps)} values for {num_ranks} ranks: give one per rank"

@@ -195,6 +195,15 @@ def test_no_flag_answers_with_a_name_of_the_code(capsys):
             assert flag["name"] in error and "a,b" in error and " _" not in error, error
 
 
+def test_what_doesnt_belong_there_is_answered_with_the_commands_usage(capsys):
+    with pytest.raises(SystemExit):
+        main("simulate 1F1B --ranks 4 --microbatches 8".split())
+    error = capsys.readouterr().err
+    assert "usage: pplab simulate --schedule NAME" in error and "unrecognized arguments: 1F1B (see" in error
+    assert main("draw 1F1B --ranks 4 --microbatches 8 --stages-per-rank 2".split()) == 1
+    assert "--stages-per-rank can't be chosen for 1F1B" in capsys.readouterr().err
+
+
 def test_what_there_is_to_resume_from_is_said_to_somebody_in_a_shell(tmp_path, capsys):
     train = "train --schedule GPipe --ranks 2 --microbatches 2 --source sample --device cpu --resume".split()
     for place in (tmp_path, tmp_path / "nowhere"):

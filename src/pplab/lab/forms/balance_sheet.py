@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from ...actions import parts
 from ...deps import outgoing
+from ...errors import expect
 from ...schedule import Schedule
 from ...timeline import Timeline
 
@@ -69,6 +70,7 @@ def table(timelines: Iterable[Timeline]) -> Table:
 
 
 def _balance(timeline: Timeline) -> tuple[str, ...]:
+    expect(Timeline, timeline=timeline)
     schedule = timeline.schedule
     per_replica = schedule.num_ranks // len(schedule.replicas)
     peaks = ", ".join(

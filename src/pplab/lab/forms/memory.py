@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ... import palette
 from ...actions import Kind
+from ...errors import expect
 from ...footprint import Memory
 from ...plot import LABEL_SIZE, dress, new_axes, rank_names
 from ...timeline import Timeline
@@ -24,6 +25,7 @@ def held_over_time(
     Without `memory` it is the activations of forwards, held from the start of F until the end of B,
     or of W when the backward is split.
     """
+    expect(Timeline, timeline=timeline)
     schedule, memory = timeline.schedule, memory or Memory()
     memory.check(schedule.num_stages)
     curves = []

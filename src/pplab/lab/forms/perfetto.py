@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...actions import Action, Overlap, parts
 from ...deps import incoming, outgoing
+from ...errors import expect
 from ...timeline import Timeline
 
 MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
@@ -19,6 +20,7 @@ def to_perfetto(timeline: Timeline, path: str | Path) -> None:
     Click an action to see its stage and microbatch. Two actions at once are one event, which shows
     both.
     """
+    expect(Timeline, timeline=timeline)
     scale = MICROSECONDS.get(timeline.unit, 1e3)
     num_stages = timeline.schedule.num_stages
     events: list[dict] = [

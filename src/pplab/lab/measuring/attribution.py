@@ -22,6 +22,7 @@ from itertools import pairwise
 
 from ...actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
 from ...costs import Costs, Link
+from ...errors import expect
 from ...palette import NAME
 from ...schedule import Schedule
 from ...simulator import simulate
@@ -90,6 +91,7 @@ def where(timeline: Timeline) -> Where:
     Compute is named by kind, and other work by its name, such as the optimizer. The step lasts
     until the last rank has finished its last work.
     """
+    expect(Timeline, timeline=timeline)
     schedule = timeline.schedule
     step_time = max([timeline.makespan, *(span.end for span in timeline.others)])
     on_mean, on_stages, with_links, with_overhead = _machines(timeline)

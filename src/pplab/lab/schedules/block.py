@@ -318,7 +318,7 @@ class Block:
             if kinds not in ({F, B}, {F, I}, {F, I, W}):
                 raise ValueError(
                     f"stage {stage} must start an F and a B, or an F and an I, got "
-                    f"{shown(sorted(kinds))}"
+                    f"{', '.join(sorted(kinds)) or 'neither'}"
                 )
         for action, start in starts.items():
             if action.stage >= num_stages:

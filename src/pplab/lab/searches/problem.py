@@ -93,7 +93,8 @@ class Problem:
         expect(Memory, memory=self.memory)
         if self.placement not in PLACEMENTS:
             raise ValueError(
-                f"placement must be one of {', '.join(PLACEMENTS)}, got {shown(self.placement)}"
+                f"placement must be one of {', '.join(map(repr, PLACEMENTS))}, got "
+                f"{shown(self.placement)}"
             )
         usual = {"loop": 2, "V": 2}.get(self.placement, 1)
         each = positive_int("stages_per_rank", self.stages_per_rank or usual)

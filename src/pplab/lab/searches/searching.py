@@ -122,7 +122,7 @@ def _placed(placement: str | Sequence[int], P: int) -> tuple[int, ...]:
     if isinstance(placement, str):
         if placement not in known:
             raise ValueError(
-                f"placement must be {', '.join(known)} or the rank of every stage, got "
+                f"placement must be {', '.join(map(repr, known))} or the rank of every stage, got "
                 f"{shown(placement)}"
             )
         return known[placement]

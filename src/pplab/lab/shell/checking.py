@@ -114,7 +114,7 @@ def _form(text: str) -> tuple[str, Any]:
         )
     if re.search(r"(?i)\b\d+[FBIW]\d+\b|\b[FBIW]\d+_s\d+\b", text):
         return "schedule", _schedule
-    return "this is none of them", None
+    return "its form isn't known here", None
 
 
 def _launch(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, list[str]]:

@@ -96,7 +96,11 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
             if each.get("default") and "default" not in each["help"]:
                 words["help"] += " (default: %(default)s)"
             inner.add_argument(words.pop("name"), **words)
-    given = parser.parse_args(arguments)
+    given, strange = parser.parse_known_args(arguments)
+    if strange:
+        asked = chosen.choices.get(given.name, parser)
+        said = f"{' '.join(strange)} (see the usage above, and {asked.prog} --help)"
+        asked.error(f"unrecognized arguments: {said}")
     if given.name is None:
         parser.print_help()
         return 0
@@ -349,11 +353,13 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     work = given.ranks * given.microbatches * (given.stages_per_rank or 1)
     if work > MOST_WORK:
         raise ValueError(
-            f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards; at most "
-            f"{MOST_WORK:,} are built here: take fewer, the figures hardly change"
+            f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards, and at most "
+            f"{MOST_WORK:,} are built here: take fewer, since the figures hardly change"
         )
     options = {} if given.stages_per_rank is None else {"stages_per_rank": given.stages_per_rank}
     builder = builders.find(given.schedule)
+    if options and not options.keys() & {*builder.options}:
+        raise ValueError(f"--stages-per-rank can't be chosen for {builder.name}: leave it out")
     if costs is not None and "costs" in builder.options:
         options["costs"] = _of_stages(costs, [2 if builder.placement == "V" else 1])
     schedule = builders.build(

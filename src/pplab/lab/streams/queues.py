@@ -18,7 +18,7 @@ from typing import Any
 from ...actions import COMPUTE, RECV_F, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
 from ...deps import incoming, other_end, outgoing
-from ...errors import ScheduleError, expect, unknown
+from ...errors import ScheduleError, expect, shown, unknown
 from ...lowering import LoweredRow
 from ...schedule import Schedule
 from ...text import parse
@@ -59,7 +59,11 @@ def parse_lowered(
 
 
 def compute_of(rows: Sequence[LoweredRow], name: str = "custom") -> Schedule:
-    """The schedule of what lowered rows compute."""
+    """The schedule of what lowered rows compute. Raises ValueError for rows of text."""
+    if strange := [x for row in rows for x in row if not isinstance(x, Action | Overlap)]:
+        raise ValueError(
+            f"lowered rows are of actions, got {shown(strange[0])}: lab.parse_lowered reads text"
+        )
     return Schedule(
         [[x for x in row if isinstance(x, Overlap) or x.kind in COMPUTE] for row in rows], name
     )
