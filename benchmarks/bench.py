@@ -1,9 +1,10 @@
-"""The first half of `make bench`: how fast the simulator is, and the runtime against PyTorch's own on the same stages.
+"""The first half of `make bench`: how fast the simulator is, and the runtime compared with PyTorch's.
 
     python benchmarks/bench.py [--quick] [--json FILE] [--only simulator|runtime]
 
-Runtime figures are ratios of medians of runs that take turns, with the spread of the ratios of neighbouring runs: the
-machine's mood is then in both. The other half is of the cores: `gpu.py --device cpu --size cores` measures them.
+Runtime figures are ratios of medians of runs on the same stages that take turns, with the spread of the ratios of
+neighbouring runs, so that slow spells of the machine are in both. The second half measures the cores: `gpu.py --device
+cpu --size cores`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def transformer(num_stages: int) -> object:
 
 
 def linears(num_stages: int) -> object:
-    """Stages of four Linears of 8 x 8: next to nothing but overhead."""
+    """Stages of four Linears of 8 x 8, which are almost only overhead."""
     torch.manual_seed(0)
     stages = [nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))) for _ in range(num_stages)]
     return Modules(stages, Batch((torch.randn(64, 8),), torch.randn(64, 8)), nn.functional.mse_loss)
@@ -45,7 +46,7 @@ SIZES = {  # workload, microbatches, steps of a round
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the tables, and write them as JSON where asked."""
+    """Print the tables, and write them as JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", metavar="FILE", help="also write the figures there")

@@ -1,8 +1,8 @@
-"""The layout that `lab.plan` would have chosen of those that others measured; in results/chosen.json.
+"""Compare the layout that `lab.plan` would have chosen with layouts that others measured, in results/chosen.json.
 
-`python benchmarks/chosen.py` takes the sets of chosen_rows.json, which were read before anything was predicted, and
-those groups of results/published.json in which schedules or cuts compete: two minutes on one core. Nothing is
-fitted: a GPU reaches half its dense peak, links have the speed that their makers state.
+`python benchmarks/chosen.py` takes the sets of chosen_rows.json, which were read before anything was predicted, and the
+groups of results/published.json in which schedules or cuts compete. It takes two minutes on one core. Nothing is
+fitted: a GPU reaches half its dense peak, and links have the speed that their makers state.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ MACHINES = {
 @dataclass(frozen=True)
 class Replicated(Transformer):
     """Tensor ranks that all keep the norms' inputs and outputs, as without sequence parallelism: 8 bytes per token and
-    width, 10 with dropout (Korthikanti et al. 2022, section 4.2.1)."""
+    width, or 10 with dropout (Korthikanti et al. 2022, section 4.2.1)."""
 
     tensor_ranks: int = 1
 
     @cached_property
     def kind(self) -> Kind:
-        """Of all tensor ranks together."""
+        """The kind of all tensor ranks together."""
         attends, mlp = super().kind.parts
         more = (self.tensor_ranks - 1) * self.width * (4 * self.bytes_each + (0 if self.gated else 2))
         return Kind("layer", (replace(attends, masks=attends.masks + more), mlp))
@@ -73,13 +73,13 @@ class Candidate:
 
     @property
     def per_pipeline(self) -> int:
-        """GPUs that hold the model once."""
+        """The number of GPUs that hold the model once."""
         return self.tp * self.pp * self.cp
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A set: what its layouts share."""
+    """A set, with what its layouts share."""
 
     name: str
     source: str
@@ -92,7 +92,8 @@ class Asked:
 
 
 def read() -> list[tuple[Asked, dict[Candidate, float | None]]]:
-    """The sets, and of every layout what was measured; None where it was out of memory. Measured twice: the mean."""
+    """The sets, and for every layout what was measured (the mean, if it was measured twice), or None if it was out of
+    memory."""
     found = []
     for one in json.loads(ROWS.read_text())["sets"]:
         hardware = replace(MACHINES[one["source"]], memory=one.get("memory", MACHINES[one["source"]].memory))
@@ -122,7 +123,7 @@ def read() -> list[tuple[Asked, dict[Candidate, float | None]]]:
 
 
 def cut_of(asked: Asked, stages: int) -> tuple[int, ...]:
-    """Layers per stage: as even as can be, or as the notes say."""
+    """Layers per stage: as even as possible, or as the notes give them."""
     if asked.ends_lack_a_layer:  # embedding and head take a layer's place
         each, rest = divmod(asked.model.num_layers + 2, stages)
         assert not rest, asked
@@ -160,7 +161,8 @@ def predicted(asked: Asked, one: Candidate) -> tuple[float, float]:
 
 
 def zero3(asked: Asked, one: Candidate) -> tuple[float, float]:
-    """The same where all ranks share weights, gradients and optimizer: gathers and sums go on beside the work."""
+    """The same where all ranks share weights, gradients and optimizer, with gathers and sums at the same time as the
+    work."""
     model, has, state = asked.model, asked.machine, asked.state
     passes = asked.batch // (one.dp * one.microbatch)
     flops = model.num_layers * model.layer_flops(one.microbatch) + model.head_flops(one.microbatch)
@@ -177,13 +179,14 @@ def zero3(asked: Asked, one: Candidate) -> tuple[float, float]:
 
 
 def fewest(one: Candidate) -> tuple:
-    """The trivial rule, of the layouts that fit: the fewest GPUs per pipeline, then the smaller tensor degree, then the
-    smaller microbatch. It recomputes only where nothing fits otherwise."""
+    """The trivial rule: of the layouts that fit, take the fewest GPUs per pipeline, then the smaller tensor degree,
+    then the smaller microbatch. It recomputes only where nothing fits otherwise."""
     return one.recompute, one.per_pipeline, one.tp, one.microbatch
 
 
 def tensor_first(one: Candidate) -> tuple:
-    """Another: the largest tensor degree, then the fewest stages that fit (Narayanan et al. 2021, section 3.2)."""
+    """A second rule: take the largest tensor degree, then the fewest stages that fit (Narayanan et al. 2021, section
+    3.2)."""
     return one.recompute, -one.tp, one.per_pipeline, one.microbatch
 
 
@@ -194,15 +197,16 @@ def ranks(values: Sequence[Any]) -> list[float]:
 
 
 def correlation(one: Sequence[Any], other: Sequence[Any]) -> float | None:
-    """Spearman's, from -1 to 1. Two layouts say nothing, nor does a side on which all are equal."""
+    """Spearman's rank correlation, from -1 to 1. It is 0 for two layouts, and where all values of one side are
+    equal."""
     if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
         return None
     return statistics.correlation(ranks(one), ranks(other))
 
 
 def taken(order: Iterable[Candidate], measured: dict[Candidate, float | None]) -> dict[str, Any]:
-    """Whoever takes the layouts in this order until one runs: how many were out of memory, and how much slower than the
-    best one is what ran."""
+    """Take the layouts in this order until one runs. Returns how many were out of memory, and how much slower than the
+    best one the first that ran is."""
     failed, best = 0, min(filter(None, measured.values()))
     for one in order:
         if (took := measured[one]) is not None:
@@ -212,7 +216,7 @@ def taken(order: Iterable[Candidate], measured: dict[Candidate, float | None]) -
 
 
 def label(one: Candidate) -> str:
-    """TP, PP, DP and what else there is."""
+    """TP, PP, DP and the other settings, in words."""
     more = [f"CP {one.cp}"] * (one.cp > 1) + ["ZeRO-3"] * one.zero3 + ["all recomputed"] * one.recompute
     return ", ".join([f"TP {one.tp}, PP {one.pp}, DP {one.dp}", f"{one.microbatch} at a time", *more])
 
@@ -221,7 +225,8 @@ UNSURE = lab.Unsure()  # what `lab.choose` takes when it isn't told
 
 
 def machines(has: Machine) -> list[Machine]:
-    """As assumed; slower links; faster ones; FLOP/s that fall at every doubling of the tensor degree."""
+    """The machine as assumed, with slower links, with faster ones, and with FLOP/s that fall at every doubling of the
+    tensor degree."""
     links = [
         replace(
             has,
@@ -234,9 +239,11 @@ def machines(has: Machine) -> list[Machine]:
 
 
 def slower(steps: Sequence[Sequence[float]]) -> list[float]:
-    """By what share each layout is slower than the first at least, as `lab.choose` tells them apart: 0 where it can't.
+    """By what share each layout is at least slower than the first, as `lab.choose` tells them apart, or 0 where it
+    can't.
 
-    Given are each layout's steps on the four `machines`."""
+    Each layout has its steps on the four `machines`.
+    """
     return [UNSURE.slower(each[0] / steps[0][0], each, steps[0]) for each in steps]
 
 
@@ -249,8 +256,8 @@ def equal(asked: Asked, ones: Iterable[Candidate]) -> list[Candidate]:
 
 
 def regrouped(asked: Asked, ones: Iterable[Candidate]) -> list[Candidate]:
-    """Of those that can't be told apart from the fastest the one with the fewest GPUs per pipeline; then the same of
-    the rest, as somebody does who has found that it doesn't run."""
+    """From those that can't be told apart from the fastest, take the one with the fewest GPUs per pipeline, then the
+    same from the rest, like somebody who has found that it doesn't run."""
     rest, order = [*ones], []
     while rest:
         order.append(min(equal(asked, rest), key=fewest))
@@ -297,7 +304,7 @@ def judged(asked: Asked, measured: dict[Candidate, float | None]) -> tuple[dict,
 
 
 def schedules() -> list[dict]:
-    """Sets in which schedules or cuts compete, from the page's other predictions: ratios to one of them."""
+    """Sets in which schedules or cuts compete, from the page's other predictions, as ratios to one of them."""
     rows = next(p for p in json.loads(PUBLISHED.read_text())["parts"] if p["name"] == "published")["rows"]
     kinds = {
         "zb-T4-ZB-1p": "ZB-1p",
@@ -326,7 +333,7 @@ def schedules() -> list[dict]:
 
 
 def fits(layouts: Sequence[dict], share: float) -> dict[str, Any]:
-    """How often a layout is said to fit into this share of the memory, and how often it ran."""
+    """How often a layout was predicted to fit into this share of the memory, and how often it ran."""
     found = {"share": share}
     for name, said, ran in (
         ("fits, ran", True, True),
@@ -341,8 +348,8 @@ def fits(layouts: Sequence[dict], share: float) -> dict[str, Any]:
 
 
 def scaled(factor: float) -> dict[str, float]:
-    """What comes of it with so many times the FLOP/s, ZeRO-3's sets left out: each way's mean regret, and in how many
-    sets the fastest is among those that can't be told apart."""
+    """The results with so many times the FLOP/s, without ZeRO-3's sets: each way's mean regret, and in how many sets
+    the fastest is among those that can't be told apart."""
     rows = []
     for asked, measured in read():
         moved = replace(asked, machine=replace(asked.machine, flops=factor * asked.machine.flops))

@@ -1,14 +1,14 @@
-"""Time against memory, on four ranks: what every published schedule takes and holds, and what is possible at all.
+"""Time against memory on four ranks: what every published schedule takes and holds, and what is possible at all.
 
 python benchmarks/frontier.py [--seconds 60] [--only NAME] [--out results/frontier.json]
 
-For every setting (times, latency, microbatches), placement and memory limit: the shortest order that CP-SAT finds in
-`--seconds` on one worker, and the bound. It begins with the best that is known: the orders that the file has, at
-whatever times; those for half as many microbatches, twice in a row; the next lower limit's; and what `lab.search`
-finds. So none gets longer. What the file has as proved, for the same problem, isn't proved again, and bounds are kept:
-running it again spends its seconds on what is open. Every point says how many seconds of a processor it has had in all,
-and what was known after how many. What is proved takes as long on every machine, whichever order it is; what isn't, a
-faster machine or more patience may change.
+For every setting (times, latency, microbatches), placement and memory limit, it finds the shortest order that CP-SAT
+finds in `--seconds` on one worker, and the bound. It starts with the best that is known: the orders in the file, for
+whatever times; those for half as many microbatches, twice in a row; that of the next lower limit; and what `lab.search`
+finds. So none gets longer. Proofs in the file for the same problem aren't repeated, and bounds are kept, so a second
+run spends its seconds on what is open. Every point has the processor seconds spent on it in all, and what was known
+after how many. A proved time is the same on every machine, whichever order reaches it. A time that isn't proved may
+change on a faster machine or with more patience.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def best(
     known: dict[float, dict] | None = None,
     scale: float = 1,
 ) -> list[dict]:
-    """The shortest order in every one of `limits`, the smallest first: each is where the next one starts.
+    """The shortest order in every one of `limits`, the smallest first. Each is where the next one starts.
 
-    `known` are the rows that a recording of this problem has, by their limit times `scale`. It ends early: with an
-    order that is as short as any of this placement, for which no memory at all would make one shorter. Limits that
-    nothing meets are left out.
+    `known` are the rows that a recording of this problem has, by their limit times `scale`. It ends early once an order
+    is as short as any of this placement, because more memory can't make one shorter. Limits that nothing meets are left
+    out.
     """
     free, before, rows = lab.floor(replace(problem, limit=None)).value, [*start], []
     for limit in sorted(limits):
@@ -89,11 +89,11 @@ def best(
 
 
 def proved(problem: lab.Problem, seconds: float, start: Sequence[pp.Schedule], known: dict, scale: float) -> dict:
-    """A row with the best order in the problem's limit, and what is proved of it."""
+    """A row with the best order in the problem's limit, and what is proved about it."""
     began, start, progress = time.process_time() - known.get("seconds", 0), [*start], [*known.get("progress", ())]
 
     def tell(now: lab.BestSoFar) -> None:
-        """Times and bounds that a recording has are as good as new ones."""
+        """Print a row. Times and bounds from a recording are as good as new ones."""
         best, bound = min(now.value, known.get("time", inf)), max(now.bound, known.get("bound", 0))
         if not progress or progress[-1][1:] != [tidy(best), tidy(bound)]:
             progress.append([round(time.process_time() - began, 1), tidy(best), tidy(bound)])
@@ -117,13 +117,13 @@ def proved(problem: lab.Problem, seconds: float, start: Sequence[pp.Schedule], k
 
 
 def orders(parts: Iterable[dict], num_microbatches: float) -> list[pp.Schedule]:
-    """All orders that were found for so many microbatches, at whatever times and limits."""
+    """All orders that were found for so many microbatches, for any times and limits."""
     same = [row for part in parts if part["num_microbatches"] == num_microbatches for row in part["rows"]]
     return [pp.Schedule([each.split() for each in row["rows"]]) for row in same if "limit" in row]
 
 
 def twice(order: pp.Schedule, problem: lab.Problem) -> pp.Schedule:
-    """An order for half of the problem's microbatches, one time after the other: it holds no more."""
+    """An order for half of the problem's microbatches, twice in a row. It holds no more."""
     half = replace(problem, num_microbatches=problem.num_microbatches // 2, limit=None)
     again = [
         {m: new.microbatches[j + k * len(old.microbatches)] for j, m in enumerate(old.microbatches)}
@@ -146,7 +146,7 @@ def about(part: dict) -> str:
 
 
 def describe(setting: Setting) -> dict:
-    """What a setting is about; of the case also what its ranks hold."""
+    """What a setting is about, and for the case what its ranks hold."""
     problems = {problem.placement: problem for problem, _ in setting.problems()}
     said = {
         "num_ranks": P,
@@ -163,7 +163,7 @@ def scale(setting: Setting) -> float:
 
 
 def plainly(given: pp.Costs | pp.Memory) -> dict:
-    """What isn't left out of some costs or memory; of a link its ranks, latency and bandwidth."""
+    """The fields of some costs or memory that aren't left out. For a link they are its ranks, latency and bandwidth."""
     values = {each.name: getattr(given, each.name) for each in fields(given)}
     said = {name: value for name, value in values.items() if value != getattr(type(given)(), name)}
     if said.get("links"):
@@ -176,7 +176,7 @@ def tidy(number: float) -> float:
 
 
 def tidied(data: object) -> object:
-    """Plain JSON values without the last digits, which hang on the order in which something was multiplied."""
+    """Plain JSON values without the last digits, which depend on the order of multiplications."""
     if isinstance(data, dict):
         return {name: tidied(value) for name, value in data.items()}
     if isinstance(data, list | tuple):
@@ -185,7 +185,7 @@ def tidied(data: object) -> object:
 
 
 def main() -> int:
-    """Compute what is asked for, and write it as soon as a setting is done."""
+    """Compute what is asked for, and write each setting as soon as it is done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60, help="for each placement and limit that is open")
     parser.add_argument("--only", nargs="*", help=f"of {', '.join(SETTINGS)}")

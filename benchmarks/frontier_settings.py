@@ -1,4 +1,4 @@
-"""The settings in which time is held against memory: four ranks, several times, and the running case."""
+"""The settings in which time is compared with memory: four ranks, several times, and the running case."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GIGABYTES = [48, 56, 64, 72, 80, 96]
 
 @dataclass(frozen=True)
 class Setting:
-    """Times of a whole rank's share; None: those of the running case."""
+    """Times of a whole rank's share (None for those of the running case)."""
 
     name: str
     title: str
@@ -37,7 +37,7 @@ class Setting:
     unit: str = ""
 
     def problems(self) -> Iterator[tuple[Problem, list[float]]]:
-        """Every placement's, with the limits to look at."""
+        """The problems of every placement, with the limits to look at."""
         for look, limits in LIMITS.items():
             if look == "loop" and self.num_microbatches > 8:  # the solver doesn't get far
                 continue
@@ -57,7 +57,8 @@ class Setting:
 
 
 def spread(costs: Costs, placement: str) -> Costs:
-    """Costs per rank as costs per stage: half of a rank's for each of its two, all for each of two copies."""
+    """Costs per rank as costs per stage: half of a rank's for each of its two stages, or all of it for each of two
+    copies."""
     order = {"V": [0, 1, 2, 3, 3, 2, 1, 0], "loop": [0, 1, 2, 3] * 2, "bidirectional": [0, 1, 2, 3]}[placement]
     share = len(order) / P
     names = ("forward", "backward_input", "backward_weight")

@@ -3,15 +3,18 @@
     python benchmarks/gpu.py [--device cuda|cpu] [--size full|small] [--only PART ...] [--folder FOLDER]
                              [--deadline SECONDS]
 
-Every row is written as soon as it is there, so what fails or is interrupted later loses nothing; the file of an
-earlier run is replaced when all parts have had their turn. Until then the rows are in `.unfinished`, and the same
-command on the same machine goes on with it; delete it to start anew. Parts come in the order of their worth, which on
-one GPU isn't that on several. With --deadline, the command ends in time whatever runs: each part has some seconds at
-first, and what is left goes to those that aren't done, in order; what remains is measured when the command is given
-again. With --only, the file keeps its other parts; `--only smoke` takes half a minute. Whatever is not run is printed
-with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries the command
-itself: it measures nothing about a GPU, and its file says so. With `--size cores`, it measures the processor, as far as
-a rank has a core: `make bench` does that.
+Every row is written as soon as it is measured, so a failure or an interrupt later loses nothing. The file of an earlier
+run is replaced when all parts have had their turn. Until then the rows are in `.unfinished`, and the same command on
+the same machine goes on with it. Delete it to start from the beginning. Parts come in the order of their worth, which
+differs between one GPU and several.
+
+With --deadline, the command ends in time whatever runs. Each part first gets some seconds, and the rest goes to those
+that aren't done, in order. What remains is measured when you give the command again. With --only, the file keeps its
+other parts, and `--only smoke` takes half a minute. Whatever is not run is printed with its reason and listed in the
+file. The exit status is 1 when anything failed.
+
+`--device cpu` tries the command itself. It measures nothing about a GPU, and its file says so. With `--size cores`, it
+measures the processor, as far as a rank has a core. `make bench` does that.
 """
 
 from __future__ import annotations
@@ -60,9 +63,9 @@ def measure(
     only: tuple[str, ...] = (),
     parts: Mapping[str, Piece] | None = None,
 ) -> dict:
-    """Run the parts and write the file; returns what it holds. With `only`, it keeps its other parts.
+    """Run the parts, write the file, and return its content. With `only`, it keeps its other parts.
 
-    Until all parts have had their turn, what there is so far is in a file of its own, `.unfinished`.
+    Until all parts have had their turn, the rows are in a separate file, `.unfinished`.
     """
     parts = in_order(PARTS if parts is None else parts, setting.num_devices if setting.device == "cuda" else 1)
     unfinished = path.with_suffix("".join(f".{name}" for name in only) + ".unfinished")
@@ -123,8 +126,8 @@ def measure(
 
 
 def _turns(parts: Mapping[str, Piece], found: dict, deadline: float | None) -> Iterator[tuple[str, float | None]]:
-    """The parts that lack something, in order, and until when each may run. With a deadline, each has its own seconds
-    first, less those that it had in earlier commands, or as much of them as leaves time for all; what is left goes to
+    """The parts that lack something, in order, and until when each may run. With a deadline, each first gets its own
+    seconds, less those that it had in earlier commands, or as much of them as leaves time for all. The rest goes to
     those that then still lack something."""
     done = {name for name in parts if found[name][0]["state"] == "done" and not _lacks(found[name][1])}
     for name in done:
@@ -142,7 +145,7 @@ def _turns(parts: Mapping[str, Piece], found: dict, deadline: float | None) -> I
 
 
 def _lacks(left_out: list[dict]) -> bool:
-    """Whether the time didn't do for all that could be measured."""
+    """Whether there wasn't enough time for all that could be measured."""
     return any(each["why"] in (NOT_REACHED, LATE) for each in left_out)
 
 
@@ -156,7 +159,7 @@ def _is_whole_file(path: Path) -> bool:
 def _run_part(
     name: str, piece: Piece, setting: Setting, until: float | None, data: dict, save: Callable, begun: dict
 ) -> None:
-    """Run one part until then at most, and save it after every row. Rows of `begun` aren't measured again."""
+    """Run one part until then at most, and save it after every row. Rows in `begun` aren't measured again."""
     part, date, started = Part(name, [], until), _now(), time.monotonic()
     part.take(begun)
     part.more = {key: begun[key] for key in ("batch_size",) if key in begun}
@@ -265,7 +268,8 @@ def file_name(device: str, count: int = 1) -> str:
 
 
 def _ring_at(then: float | None) -> None:
-    """Have what runs interrupted then, on the monotonic clock, and again and again as long as it goes on; or never."""
+    """Interrupt what runs at this time on the monotonic clock, and again and again as long as it goes on (None:
+    never)."""
 
     def ring(*_: object) -> None:
         raise Late(LATE)
@@ -276,7 +280,8 @@ def _ring_at(then: float | None) -> None:
 
 
 def _end_helpers() -> None:
-    """End what would live on for a while, with this command's output in its hands: a fork server that imports torch."""
+    """End processes that would live on for a while with this command's output in their hands, such as a fork server
+    that imports torch."""
     for end, pid in ((os.kill, forkserver._forkserver._forkserver_pid), *((os.killpg, g) for g in gpu_tests.RUNNING)):
         with suppress(ProcessLookupError, TypeError):  # TypeError: there is no server
             end(pid, signal.SIGKILL)
@@ -284,7 +289,8 @@ def _end_helpers() -> None:
 
 @contextmanager
 def _ended_at(end: float | None, write_rows: Callable[[], None]) -> Iterator[None]:
-    """What runs inside and stops for no ring is ended then, on the monotonic clock, with the rows that are there."""
+    """A context. If what runs inside hasn't stopped at this time on the monotonic clock, it is ended with the rows that
+    are there."""
 
     def now() -> None:
         print(f"FAILED: what runs doesn't stop, and is ended: {LATE}", flush=True)
@@ -304,7 +310,7 @@ def _ended_at(end: float | None, write_rows: Callable[[], None]) -> Iterator[Non
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Check, measure, write; returns the exit status."""
+    """Check, measure, write, and return the exit status."""
     started = gpu_needs.STARTED if arguments is None else time.monotonic()  # a deadline counts what imports take, too
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")

@@ -1,4 +1,4 @@
-"""What kind of machine this is, for `make gpu`: devices, driver, CUDA, NCCL, versions, MPS. It only looks."""
+"""Describe this machine for `make gpu`: devices, driver, CUDA, NCCL, versions, MPS. It changes nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def facts(device: str) -> dict:
 
 
 def problems(found: dict) -> list[str]:
-    """What about these facts a reader of the results should know."""
+    """What a reader of the results should know about these facts."""
     said = []
     for name, (least, most) in SUPPORTED.items():
         version = found["versions"].get(name)
@@ -101,8 +101,8 @@ def show(found: dict) -> str:
 
 
 def _runs_on(kernels_for: list[str] | None, capability: str) -> bool:
-    """Whether a card runs what torch was built for: machine code of the same major number that isn't newer, or PTX
-    that isn't. Where torch doesn't say what it was built for, it counts as yes."""
+    """Whether a card runs what torch was built for, which is machine code of the same major number that isn't newer, or
+    PTX that isn't. Where torch doesn't tell what it was built for, the answer is yes."""
     major, minor = map(int, capability.split("."))
     found = [re.match(r"(sm|compute)_(\d+)(\d)", each) for each in kernels_for or ()]
     there = [(kind, int(high), int(low)) for kind, high, low in (each.groups() for each in found if each)]
@@ -125,7 +125,7 @@ def cores() -> int:
 
 
 def clocks() -> dict:
-    """The GPUs' clocks of the multiprocessors, power and temperature now; nothing where nvidia-smi isn't there."""
+    """The GPUs' clocks of the multiprocessors, power and temperature now, or nothing without nvidia-smi."""
     found = _query("clocks.sm,power.draw,temperature.gpu")
     return {"clocks": [dict(zip(("sm", "power", "celsius"), row, strict=True)) for row in found]} if found else {}
 
@@ -149,7 +149,7 @@ def _gpu(index: int) -> dict:
 
 
 def _query(fields: str) -> list[list[str]]:
-    """What nvidia-smi says, a row per GPU; nothing where it isn't there."""
+    """The output of nvidia-smi, a row per GPU, or nothing without it."""
     try:
         command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
         text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout

@@ -1,16 +1,17 @@
-"""CUDA MPS for ranks that share a GPU: their kernels run side by side, each rank's on a part of the multiprocessors.
+"""CUDA MPS for ranks that share a GPU, so that their kernels run side by side, each rank's on a part of the
+multiprocessors.
 
-Without it, processes take turns on a GPU: only one of them computes at a time. NVIDIA's MPS puts the work of several
-processes of one user on the GPU together, and CUDA_MPS_ACTIVE_THREAD_PERCENTAGE limits how many multiprocessors each of
-them may fill. The daemon is started as the user, with its pipes in a folder of the pool; no setting of the device is
-touched. It ends with the pool, also when the pool's process is killed: a shell that waits at the daemon's side sees the
-pipe from the pool close.
+Without it, processes take turns on a GPU, and only one of them computes at a time. NVIDIA's MPS puts the work of
+several processes of one user on the GPU together, and CUDA_MPS_ACTIVE_THREAD_PERCENTAGE limits how many multiprocessors
+each of them may fill. The daemon is started as the user, with its pipes in a folder of the pool, and no setting of the
+device is touched. It ends with the pool, even when the pool's process is killed, because a shell that waits next to the
+daemon sees the pipe from the pool close.
 
-What it can show: ranks that compute at the same time, and so wait for each other as in a pipeline of smaller GPUs.
-What it can't: memory bandwidth, caches, copy engines, power and clock are still shared, and the percentage is a limit,
-no reservation. `probe.multiply_times` on one rank and on all at once says how far the ranks slow each other down.
+It can show ranks that compute at the same time, and so wait for each other as in a pipeline of smaller GPUs. But memory
+bandwidth, caches, copy engines, power and clock are still shared, and the percentage is a limit, no reservation.
+Compare `probe.multiply_times` on one rank and on all at once to see how far the ranks slow each other down.
 
-torch's green contexts partition the multiprocessors too, but within one process: several processes still take turns.
+torch's green contexts partition the multiprocessors too, but within one process, so several processes still take turns.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Mps:
         self._guard: subprocess.Popen | None = None
 
     def check(self, devices: Sequence[str]) -> None:
-        """ValueError where the ranks share no GPU, or the control program is missing."""
+        """Raise ValueError if the ranks share no GPU, or the control program is missing."""
         self._num_ranks, self._num_gpus, most = len(devices), len(set(devices)), max(Counter(devices).values())
         if not devices[0].startswith("cuda") or most == 1:
             where = "the CPU" if not devices[0].startswith("cuda") else "a GPU each"
@@ -62,7 +63,7 @@ class Mps:
         self.percentage = 100 // most
 
     def start(self, folder: Path) -> dict[str, str]:
-        """Start the daemon; returns every rank's environment. RuntimeError when it doesn't start."""
+        """Start the daemon, and return every rank's environment. Raises RuntimeError when it doesn't start."""
         pipes, logs = folder / "mps", folder / "mps-log"
         pipes.mkdir()
         logs.mkdir()
@@ -88,8 +89,8 @@ class Mps:
         return {**self._daemons, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(self.percentage)}
 
     def notes(self) -> tuple[str, ...]:
-        """What ranks on parts of a GPU can't show, and whether MPS took them all: without a word CUDA goes on without
-        it."""
+        """What ranks on parts of a GPU can't show, and whether MPS took them all, because without it CUDA goes on
+        without an error."""
         gpus = f"{self._num_gpus} GPU{'s' if self._num_gpus > 1 else ''}"
         said = (
             f"{self._num_ranks} ranks share {gpus} by MPS, each with at most {self.percentage} % of the "
@@ -105,7 +106,7 @@ class Mps:
         )
 
     def num_clients(self) -> int:
-        """The processes that the daemon's servers know as theirs. A rank that isn't among them takes turns."""
+        """The processes that the daemon's servers list as their clients. A rank that isn't among them takes turns."""
         servers = _numbers(self._ask("get_server_list"))
         return sum(len(_numbers(self._ask(f"get_client_list {server}"))) for server in servers)
 
@@ -122,13 +123,13 @@ class Mps:
         self._guard = None
 
     def _environment(self) -> dict[str, str]:
-        """The daemon's. It sees all GPUs: one that saw some of them would number them anew, and the ranks, which see
-        the same ones by CUDA_VISIBLE_DEVICES, would choose among the new numbers by the old."""
+        """The daemon's environment. It sees all GPUs. If it saw only some, it would number them from 0, and the ranks,
+        which see the same ones by CUDA_VISIBLE_DEVICES, would choose among the new numbers by the old."""
         kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         return {**kept, **self._daemons}
 
     def _ask(self, command: str) -> str | None:
-        """The control program's answer; None when there is none."""
+        """The control program's answer, or None without one."""
         try:
             done = subprocess.run(
                 [CONTROL], input=f"{command}\n", capture_output=True, text=True, timeout=5, env=self._environment()

@@ -1,5 +1,5 @@
-"""What `make gpu` takes: a Python and a torch that it knows, and this tree's pplab. It loads nothing, so it can speak
-before all else, also in words that an old Python understands."""
+"""Check what `make gpu` needs: a Python and a torch that it knows, and this tree's pplab. This file loads nothing, so
+that it runs before everything else, and in words that an old Python understands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLDEST = {"Python": (3, 11), "torch": (2, 10)}
 
 
 def here(package: str) -> bool:
-    """Whether a package can be imported, which is tried only where it is essential."""
+    """Whether a package can be imported. It is really imported only if it is essential."""
     try:
         return bool(import_module(package) if package in ESSENTIAL else util.find_spec(package))
     except ImportError:
@@ -24,7 +24,8 @@ def here(package: str) -> bool:
 
 
 def require() -> None:
-    """SystemExit with a sentence where nothing can run. And what is imported, here and by ranks, is this tree's."""
+    """Exit with a sentence where nothing can run, and make sure that this process and ranks import this tree's
+    pplab."""
     refuse("Python", ".".join(map(str, sys.version_info[:2])))
     if missing := [package for package in ESSENTIAL if not here(package)]:
         raise SystemExit(f"make gpu runs nothing without {' and '.join(missing)}: {sys.executable} can't import it")
@@ -36,7 +37,7 @@ def require() -> None:
 
 
 def refuse(what: str, version: str) -> None:
-    """SystemExit where a version is too old."""
+    """Exit if a version is too old."""
     major, minor = map(int, re.match(r"(\d+)\.(\d+)", version).groups())
     if (major, minor) < OLDEST[what]:
         least = ".".join(map(str, OLDEST[what]))
@@ -56,7 +57,7 @@ def missing(parts: dict) -> dict[str, str]:
 
 
 def show(parts: dict) -> str:
-    """What is missing, a line each; nothing where nothing is."""
+    """The missing parts, each on a line."""
     needed = dict.fromkeys(package for part in parts.values() for package in part.needs)
     lost = {each: f"not run: {', '.join(name for name in parts if each in parts[name].needs)}" for each in needed}
     return "\n".join(f"{name} is not installed: {why}" for name, why in lost.items() if not here(name))

@@ -1,4 +1,4 @@
-"""The parts of `make gpu`, in the order of their worth: a deadline cuts off the last ones."""
+"""The parts of `make gpu`, in the order of their worth, because a deadline cuts off the last ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_tests import chapters, tests
 
 @piece(20)
 def check(setting: Setting, part: Part) -> None:
-    """What kind of machine this is. Its facts are the file's `box`."""
+    """Describe this machine. The facts become the file's `box`."""
     part.ran = True
     part.more["problems"] = gpu_box.problems(gpu_box.facts(setting.device))
     for problem in part.more["problems"]:
@@ -43,6 +43,6 @@ _ONE_GPU_FIRST = ("check", "smoke", "nccl", "chapters", "stages", "copies", "tes
 
 
 def in_order(parts: Mapping[str, Piece], num_gpus: int) -> dict[str, Piece]:
-    """These parts in the order for so many GPUs."""
+    """These parts, in the order for so many GPUs."""
     first = _ONE_GPU_FIRST if num_gpus == 1 else ()
     return dict(sorted(parts.items(), key=lambda each: first.index(each[0]) if each[0] in first else len(first)))

@@ -1,5 +1,5 @@
 """Several ranks, for `make gpu` and `make bench`: how well one schedule's durations predict the others, and pplab's
-runtime beside PyTorch's."""
+runtime compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREDICTED = (
 
 @piece(120)
 def predicted(setting: Setting, part: Part) -> None:
-    """Schedules' makespans, simulated with the durations of one run of one of them, and measured."""
+    """The makespans of schedules, simulated with the durations of one run of one of them, and measured."""
     dtype = torch.bfloat16 if setting.device == "cuda" else None
     workload = models.gpt(source="sample", **setting.size.gpt)
     for num_ranks in reversed(setting.size.ranks):  # schedules differ most on most ranks
@@ -41,8 +41,8 @@ def predicted(setting: Setting, part: Part) -> None:
 
 
 def _alike(schedules: list[pp.Schedule]) -> Iterator[tuple[pp.Schedule, list[pp.Schedule]]]:
-    """The schedules that cut and place the model alike: one that splits backwards, and does one thing at a time, which
-    tells all that the others need, and these."""
+    """The schedules that cut and place the model alike, in a list after one that has all the durations that they need,
+    because it splits backwards and does one thing at a time."""
     groups = defaultdict(list)
     for schedule in schedules:
         if schedule.name in _PREDICTED:
@@ -62,8 +62,8 @@ def _predicted(
     others: list[pp.Schedule],
     workload: Workload,
 ) -> dict:
-    """Measure them all in turn, so that a slow spell of the machine hits more than one. The fastest steps count, of
-    the run that the costs come from."""
+    """Measure all of them in turn, so that a slow spell of the machine hits more than one. The fastest steps count,
+    also for the run that the costs come from."""
     runs, times = [], {schedule.name: [] for schedule in (first, *others)}
     train = partial(pool.train, workload=workload, steps=setting.size.steps, autocast=dtype)
     for _ in range(min(3, setting.size.rounds)):

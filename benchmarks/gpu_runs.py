@@ -22,7 +22,7 @@ _MOST = 4096  # sequences of a batch
 
 @piece(30)
 def smoke(setting: Setting, part: Part) -> None:
-    """Whether it works at all: 1F1B and ZB-H1 on two ranks, a tiny GPT, its gradients against one process."""
+    """Check whether it works at all: 1F1B and ZB-H1 on two ranks, a tiny GPT, and its gradients against one process."""
     with setting.pool(2, setting.plainly(2)) as pool:
         for name in ("1F1B", "ZB-H1"):
             s = pp.build(name, num_ranks=2, num_microbatches=4)
@@ -31,7 +31,7 @@ def smoke(setting: Setting, part: Part) -> None:
 
 @piece(60)
 def gradients(setting: Setting, part: Part) -> None:
-    """Every schedule in both precisions, a tiny GPT: its gradients against one process."""
+    """Compare the gradients of a tiny GPT with one process, under every schedule and in both precisions."""
     for num_ranks in reversed(setting.size.ranks):
         with setting.pool(num_ranks, setting.plainly(num_ranks)) as pool:
             all_gradients(setting, part, pool)
@@ -50,8 +50,8 @@ def all_gradients(setting: Setting, part: Part, pool: Pool, sharing: str = "") -
 def _gradients(
     pool: Pool, schedule: pp.Schedule, workload: Workload, dtype: torch.dtype | None, more_steps: int = 0
 ) -> dict:
-    """One step, compared with one process, and its bytes with what the schedule says; over NCCL more steps follow, with
-    batches of several lengths: what hangs seldom, or wants memory late, has its chance."""
+    """One step compared with one process, and its bytes with the schedule's. Over NCCL more steps follow, with batches
+    of several lengths, to give a rare hang or a late need of memory a chance to show up."""
     run = pool.train(schedule, workload, lab.Meter(), steps=1, check_gradients=True, autocast=dtype)
     if run.machine.transport == "nccl" and more_steps:
         pool.train(schedule, of_several_lengths(workload, schedule.num_stages), steps=more_steps, autocast=dtype)
@@ -65,26 +65,26 @@ def _gradients(
 
 
 def of_several_lengths(gpt: Workload, num_stages: int) -> models.Modules:
-    """The same GPT, whose sequences grow from step to step, four times, and are short again."""
+    """The same GPT, whose sequences grow from step to step, four times, and then are short again."""
     stages = [gpt.build_stage(stage, num_stages) for stage in range(num_stages)]
     return models.Modules(stages, Lengths(gpt.batch(0)), gpt.loss)
 
 
 @dataclass
 class Lengths:
-    """The batches of several lengths that one batch has in it."""
+    """Makes batches of several lengths from one batch."""
 
     whole: Batch
 
     def __call__(self, step: int) -> Batch:
-        """A quarter of each sequence, half of it, ..."""
+        """Take a quarter of each sequence, half of it, ..."""
         tokens = self.whole.target.shape[1] * (1 + step % 4) // 4
         return Batch(tuple(x[:, :tokens] for x in self.whole.inputs), self.whole.target[:, :tokens])
 
 
 @piece(60)
 def batch(setting: Setting, part: Part) -> None:
-    """The batch of the GPT: doubled until every stage's forward takes long enough, as far as GPipe finds room."""
+    """Find the batch of the GPT: double it until every stage's forward takes long enough, as far as GPipe has room."""
     if setting.device == "cpu":
         part.leave_out("all of it", "a CPU launches nothing, so any batch will do")
         return
@@ -99,7 +99,8 @@ def batch(setting: Setting, part: Part) -> None:
 
 
 def _shortest_forward(pool: Pool, schedule: pp.Schedule, size: Size, batch_size: int) -> dict:
-    """Of a microbatch on a stage, in bfloat16. Where ranks take turns on a GPU, a span has the others' turns in it."""
+    """The shortest forward of a microbatch on a stage, in bfloat16. Where ranks take turns on a GPU, a span includes
+    the others' turns."""
     gpt = models.gpt(source="sample", **{**size.gpt, "batch_size": batch_size})
     costs = pool.train(schedule, gpt, steps=2, optimizer=ADAMW, autocast=torch.bfloat16).costs
     turns = math.ceil(pool.num_ranks / len(set(pool.devices)))
@@ -109,8 +110,8 @@ def _shortest_forward(pool: Pool, schedule: pp.Schedule, size: Size, batch_size:
 
 
 def with_room(measure: Callable[[Workload], dict], workload: Workload, least: int) -> dict:
-    """A row measured with this workload, or where a rank finds no memory with half its batch, a quarter, ... as far as
-    `least`; the row says so."""
+    """A row measured with this workload, or, where a rank has too little memory, with half its batch, a quarter, ...
+    down to `least`. The row notes it."""
     halved: list[str] = []
     while True:
         try:
@@ -128,7 +129,7 @@ def with_room(measure: Callable[[Workload], dict], workload: Workload, least: in
 
 @piece(120)
 def runs(setting: Setting, part: Part) -> None:
-    """Every schedule on a GPT: memory and times, in both precisions and every way to share the devices."""
+    """Run every schedule on a GPT for its memory and times, in both precisions and with every sharing of devices."""
     size = setting.size
     workload = models.gpt(source="sample", **size.gpt)
     first, *other = (torch.bfloat16, None) if setting.device == "cuda" else (None,)
@@ -148,7 +149,8 @@ def training_run(
 ) -> dict:
     """One training run as a row: what it measured, its median timeline, and its prediction from its own durations.
 
-    On a GPU, others come first until their steps agree; `settled` says whether the last two of the measured ones do.
+    On a GPU, trial runs come first until their steps agree. `settled` tells whether the last two of the measured ones
+    do.
     """
     train = partial(pool.train, schedule, workload, lab.Meter(), optimizer=ADAMW, autocast=dtype)
     warmup = warm_up_steps(train, size, pool.devices[0])
@@ -167,8 +169,8 @@ def training_run(
 
 
 def warm_up_steps(train: Callable[..., Run], size: Size, device: str) -> int:
-    """How many steps it takes, `warm_ms` or more, until a GPU's last two agree; each trial is twice as long as the one
-    before. On the CPU it is one."""
+    """How many steps it takes, or as many as take `warm_ms`, until a GPU's last two agree. Each trial is twice as long
+    as the one before. On the CPU it is one."""
     if device == "cpu":
         return 1
     steps = max(2, math.ceil(size.warm_ms / train(steps=1).step_time_ms))
@@ -178,14 +180,14 @@ def warm_up_steps(train: Callable[..., Run], size: Size, device: str) -> int:
 
 
 def settled(times_ms: Sequence[float]) -> bool | None:
-    """Whether the last two of these steps agree within a twentieth; None where there are fewer."""
+    """Whether the last two of these steps agree within a twentieth, or None where there are fewer."""
     if len(times_ms) < 2:
         return None
     return abs(times_ms[-1] - times_ms[-2]) <= 0.05 * max(times_ms[-2:])
 
 
 def _wrong(run: Run) -> list[str]:
-    """What about a run is a failure."""
+    """What counts as a failure of a run."""
     found = [note for note in run.notes if note.startswith("MPS lists")]
     if run.gradients is not None and not run.gradients.equal:
         found.append(f"gradients differ from one process: {run.gradients}")

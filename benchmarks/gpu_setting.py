@@ -1,4 +1,4 @@
-"""How much `make gpu` measures, how ranks can have a machine's devices, and what a part is and has measured so far."""
+"""How much `make gpu` measures, how ranks can share a machine's devices, and what a part is and has measured so far."""
 
 from __future__ import annotations
 
@@ -86,11 +86,12 @@ LATE = "it would not end by the deadline"
 
 
 class Late(BaseException):
-    """The time is up. What catches an Exception, to go on, doesn't catch this."""
+    """The time is up. Code that catches Exception, to go on, doesn't catch this."""
 
 
 def for_machine(size: Size, num_devices: int) -> Size:
-    """The size with as many ranks as there are GPUs beside its own numbers, and two layers or more for each of them."""
+    """The size, with as many ranks as there are GPUs in addition to its own numbers, and two layers or more for each of
+    them."""
     if num_devices <= max(size.ranks):
         return size
     gpt = {**size.gpt, "num_layers": max(size.gpt["num_layers"], 2 * num_devices)}
@@ -100,8 +101,8 @@ def for_machine(size: Size, num_devices: int) -> Size:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of `make gpu`: what it runs, how many seconds it may take at first where there is a deadline (what it
-    leaves gets its turn once every part had one), and the packages without which it isn't run."""
+    """A part of `make gpu`: what it runs, how many seconds it may take at first if there is a deadline (the rest gets
+    its turn once every part had one), and the packages that it needs."""
 
     run: Callable[[Setting, Part], None]
     seconds: float
@@ -109,7 +110,7 @@ class Piece:
 
     @property
     def says(self) -> str:
-        """What it is about, in a line."""
+        """The subject of the part, in a line."""
         return self.run.__doc__.splitlines()[0]
 
 
@@ -120,12 +121,12 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def piece(seconds: float, *needs: str) -> Callable[[Callable], Piece]:
-    """Make a Piece of a function, which takes the setting, and adds what it measured to its `Part`."""
+    """Make a Piece from a function, which takes the setting, and adds what it measured to its `Part`."""
     return lambda run: Piece(run, seconds, needs)
 
 
 class Part:
-    """What one part has measured so far. It starts nothing that would not end by `deadline`, on the monotonic clock."""
+    """What one part has measured so far. It starts nothing that wouldn't end by `deadline`, on the monotonic clock."""
 
     def __init__(self, name: str, left_out: list[dict], deadline: float | None = None):
         self.name, self.rows, self.errors, self.left_out = name, [], [], left_out
@@ -138,13 +139,13 @@ class Part:
         self.beside: Callable[[], dict] = dict  # what goes into every row that is measured: clocks, say
 
     def leave_out(self, what: str, why: str) -> None:
-        """Say that something isn't run, on the screen and in the file."""
+        """Note that something isn't run, on the screen and in the file."""
         print(f"not run: {self.name}: {what}: {why}", flush=True)
         self.left_out.append({"what": f"{self.name}: {what}", "why": why})
 
     def attempt(self, what: str, measure: Callable[[], dict]) -> dict | None:
-        """Add a row; when it fails or finds no memory say so, and let the part go on. Late where it would not end in
-        time."""
+        """Add a row. If it fails or finds no memory, note that and let the part go on. Raises Late if it wouldn't end
+        in time."""
         if row := self.begun.get(what):
             self.add(what, row)
             return row
@@ -171,7 +172,7 @@ class Part:
         self.begun = {name: row for name, row in rows if not row.get("wrong")}
 
     def add(self, what: str, row: dict) -> None:
-        """Add a row that is there."""
+        """Add a finished row."""
         self.ran = True
         self.names.append(what)
         self.rows.append(row)
@@ -181,7 +182,7 @@ class Part:
         self.added()
 
     def to_dict(self, seconds: float) -> dict:
-        """The part as the file has it, with the rows of before that it hasn't come to."""
+        """The part as it is in the file, with the earlier rows that it hasn't come to."""
         rest = {name: row for name, row in self.begun.items() if name not in self.names}
         state = "failed" if self.errors else "done" if self.ran or rest else "not run"
         data = {"name": self.name, "state": state, "seconds": round(seconds, 1), **self.more}
@@ -200,8 +201,8 @@ class Setting:
     end: float | None = None  # a little later: whatever still runs is ended
 
     def sharings(self, num_ranks: int, part: Part) -> Iterator[str]:
-        """How `num_ranks` ranks can have the devices, what shows most first: the ways that this machine lacks are left
-        out with a reason."""
+        """How `num_ranks` ranks can share the devices, with the most informative way first. Ways that this machine
+        lacks are left out with a reason."""
         what = f"{num_ranks} ranks"
         if self.device == "cpu" and num_ranks > self.num_devices:
             part.leave_out(what, f"there are {self.num_devices} cores")
@@ -220,11 +221,11 @@ class Setting:
             yield "turns"
 
     def plainly(self, num_ranks: int) -> str:
-        """How that many ranks have the devices without more ado."""
+        """The default way in which that many ranks share the devices."""
         return "cores" if self.device == "cpu" else "a GPU each" if num_ranks <= self.num_devices else "turns"
 
     def schedules(self, num_ranks: int, part: Part | None = None) -> list[pp.Schedule]:
-        """The size's schedules on so many ranks; those that can't be are left out of the part with the reason."""
+        """The size's schedules on so many ranks. Those that can't be built are left out of the part with the reason."""
         found = []
         for name in self.size.schedules:
             try:
@@ -241,7 +242,7 @@ class Setting:
         return replace(self, size=replace(self.size, gpt={**self.size.gpt, "batch_size": batch_size}))
 
     def pool(self, num_ranks: int, sharing: str) -> Pool:
-        """A pool whose ranks have the devices in this way."""
+        """A pool whose ranks share the devices in this way."""
         beside = Mps() if sharing == "mps" else None
         threads = 1 if self.device == "cpu" else None  # a core each, however many there are
         return Pool(num_ranks, device=self.device, beside=beside, threads=threads, timeout_s=self.size.timeout_s)

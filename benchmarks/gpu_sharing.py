@@ -1,5 +1,5 @@
-"""What crosses between a machine's ranks, for `make gpu`: what messages take and whether they arrive whole; and ranks
-of one GPU that send by NCCL."""
+"""Messages between a machine's ranks, for `make gpu`: how long they take and whether they arrive whole, and ranks of
+one GPU that send by NCCL."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ _PATIENCE_S = 20.0  # with kernels that may wait for each other for good
 
 @piece(20)
 def links(setting: Setting, part: Part) -> None:
-    """What messages take between neighbours, and whether bytes arrive whole.
+    """Measure how long messages between neighbours take, and whether their bytes arrive whole.
 
-    The last rank and the first are neighbours, too. It is by NCCL where every rank has a GPU, by gloo where they share
-    one.
+    The last rank and the first are neighbours, too. It uses NCCL if every rank has a GPU, and gloo if they share one.
     """
     num_ranks = setting.num_devices if setting.device == "cuda" and setting.num_devices > 1 else 2
     neighbours = [(rank, (rank + 1) % num_ranks) for rank in range(num_ranks if num_ranks > 2 else 1)]
@@ -48,7 +47,7 @@ def _link(pool: Pool, pair: tuple[int, int]) -> dict:
 
 
 def arrives_whole(context: RankContext, num_bytes: int, pair: tuple[int, int]) -> bool:
-    """On a pair's two ranks: whether the bytes that the other one sends are those that it should send."""
+    """On a pair's two ranks, whether the bytes that the other one sends are the right ones."""
     one, other = pair
     down, up = context.channel(one, other), context.channel(other, one)
     random = torch.Generator().manual_seed(num_bytes)
@@ -67,10 +66,9 @@ def arrives_whole(context: RankContext, num_bytes: int, pair: tuple[int, int]) -
 
 @piece(150)
 def nccl(setting: Setting, part: Part) -> None:
-    """Memory that is asked for while a receive by NCCL waits; and ranks of one GPU that send by NCCL.
+    """Try memory that is asked for while a receive by NCCL waits, and ranks of one GPU that send by NCCL.
 
-    They do what those of several GPUs do, side by side by MPS, or where there is none, in turns: every schedule's
-    gradients.
+    These do what ranks of several GPUs do, side by side by MPS, or without it in turns: every schedule's gradients.
     """
     if setting.device != "cuda":
         part.leave_out("all of it", "needs a GPU")
@@ -94,8 +92,8 @@ def _memory_beside_a_receive(pool: Pool, sharing: str) -> dict:
 
 
 def allocate_beside_a_receive(context: RankContext, num_bytes: int = 2**26) -> tuple[bool, float]:
-    """On rank 0: whether CUDA gave new memory only once a receive that was there had its message, and the host's
-    milliseconds. Rank 1 sends half a second later."""
+    """On rank 0, whether CUDA gave new memory only once a waiting receive had its message, and the host's milliseconds.
+    Rank 1 sends half a second later."""
     channel, message = context.channel(1, 0), torch.ones(1024, device=context.device)
     if context.rank == 0:
         dist.recv(message, 1, group=channel)  # the first makes NCCL's communicator

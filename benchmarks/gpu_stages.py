@@ -1,5 +1,5 @@
-"""What the course assumes of a stage, in one process: how long F, B, I and W take, and what copies beside them cost.
-For `make gpu`, and on a core for `make bench`."""
+"""Measure what the course assumes about a stage, in one process: how long F, B, I and W take, and what copies at the
+same time cost. For `make gpu`, and on a core for `make bench`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RATIOS = {
 
 @piece(60)
 def stages(setting: Setting, part: Part) -> None:
-    """How long F, B, I and W of a GPT's layers take, by tokens and width; and whether launches set the pace."""
+    """Measure how long F, B, I and W of a GPT's layers take, by tokens and width, and whether launches set the pace."""
     size, dtypes = setting.size, ("bf16", "fp32") if setting.device == "cuda" else ("fp32",)
     with _pool(setting) as pool:
         print(f"{'width':>6} {'tokens':>7}      ", *(f"{kind} ms".rjust(9) for kind in "FBIW"), "TFLOP/s", *RATIOS)
@@ -75,8 +75,8 @@ def _modules(width: int, context: int, dtype: str, device: torch.device) -> tupl
 
 
 class Subject:
-    """A stage of a GPT whose backwards are whole, and the same with halves, as a rank has them in a run; and its module
-    alone, for autograd's own backward and PyTorch's halves. In mixed precision a stage has Linears of its own."""
+    """A stage of a GPT with whole backwards, and the same with halves, as a rank has them in a run, and its module
+    alone, for autograd's own backward and PyTorch's halves. In mixed precision a stage has its own kind of Linears."""
 
     def __init__(self, context: RankContext, width: int, length: int, samples: int, dtype: str):
         *modules, self.module = _modules(width, length, dtype, context.device)
@@ -87,7 +87,7 @@ class Subject:
         self.device, self.batch, self.dtype = context.device, Batch((self.x,), self.x), _DTYPES[dtype]
 
     def round(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """What is measured, in this order."""
+        """The measured things, in this order."""
         for stage, kinds in ((self.whole, "FB"), (self.halves, "FIW")):
             calls = {
                 "F": partial(stage.forward, 0, (self.x,), self.batch),
@@ -103,33 +103,34 @@ class Subject:
         yield "torch's W", self.torchs_weight_gradient
 
     def forward(self) -> None:
-        """The module's, without a stage around it."""
+        """Run the module's forward, without a stage around it."""
         self.leaf = self.x.detach().requires_grad_()
         with autocast(self.device, self.dtype):
             self.y = self.module(self.leaf)
 
     def torchs_input_gradient(self) -> None:
-        """What `torch.distributed.pipelining` runs as I."""
+        """Run what `torch.distributed.pipelining` runs as I."""
         from torch.distributed.pipelining._backward import stage_backward_input
 
         weights = self.module.parameters()
         _, self.groups = stage_backward_input([self.y], [self.gradient], [self.leaf], weights)
 
     def torchs_weight_gradient(self) -> None:
-        """What it runs as W."""
+        """Run what `torch.distributed.pipelining` runs as W."""
         from torch.distributed.pipelining._backward import stage_backward_weight
 
         stage_backward_weight(self.module.parameters(), self.groups)
 
     def step(self) -> None:
-        """A forward and a backward."""
+        """Run a forward and a backward."""
         self.whole.forward(0, (self.x,), self.batch)
         self.whole.backward(0, (self.gradient,))
 
 
 def stage_times(context: RankContext, width: int, length: int, samples: int, dtype: str, warm_ms: float) -> dict:
-    """On a rank: a row. Times are the GPU's, between events, or the core's; `hosts_share` is what the host takes of
-    them to ask. A ratio is its quartiles over rounds, each of which measures everything once."""
+    """On a rank, a row. Times are the GPU's, between events, or the core's. `hosts_share` is the share of them in which
+    the host asks for the work. A ratio is given by its quartiles over rounds, each of which measures everything
+    once."""
     subject = Subject(context, width, length, samples, dtype)
     took = _warm_up(subject.device, lambda: [call() for _, call in subject.round()], warm_ms)
     rounds, asked_ms = [], 0.0
@@ -167,8 +168,8 @@ def stage_times(context: RankContext, width: int, length: int, samples: int, dty
 
 
 def counted_flops(width: int, length: int, samples: int) -> dict[str, int]:
-    """Of the stage's F, B, I and W: a product per weight and token in F, I and W each; attention's two products in F,
-    which has no weights, and four in I."""
+    """The floating-point operations of the stage's F, B, I and W: a product per weight and token in F, I and W each,
+    and attention's products, which have no weights, two in F and four in I."""
     model = lab.Transformer(num_layers=_LAYERS, width=width, sequence=length)
     forward = _LAYERS * model.layer_flops(samples)
     weights = 2 * _LAYERS * model.layer_parameters * samples * length
@@ -182,7 +183,7 @@ def _count(all_ms: float, one_ms: float) -> int:
 
 
 def _warm_up(device: torch.device, work: Callable[[], object], warm_ms: float) -> float:
-    """Do it twice or more, on a GPU for so many milliseconds; returns how many the last one took."""
+    """Do it twice or more, on a GPU for so many milliseconds. Returns how many milliseconds the last one took."""
     begun, count, took = time.perf_counter(), 0, 0.0
     while count < 2 or (device.type == "cuda" and (time.perf_counter() - begun) * 1e3 < warm_ms):
         started, count = time.perf_counter(), count + 1
@@ -212,7 +213,7 @@ def _settle(device: torch.device) -> None:
 
 @piece(40)
 def copies(setting: Setting, part: Part) -> None:
-    """Copies to pinned memory and back beside compute: `lab.Offload` assumes that neither slows the other down."""
+    """Measure how far copies to pinned memory and back slow compute down. `lab.Offload` assumes: not at all."""
     size = setting.size
     if setting.device == "cpu":
         part.leave_out("all of it", "needs a GPU, which copies while it computes")
@@ -237,8 +238,8 @@ def _copies(pool: Pool, *asked: object) -> dict:
 def copy_times(
     context: RankContext, width: int, length: int, samples: int, num_bytes: int, ways: tuple[str, ...], warm_ms: float
 ) -> dict:
-    """On a rank: a row. The copies of each direction are on a stream of their own, and are asked for ahead: so many
-    that they last a little longer than the steps beside them."""
+    """On a rank, a row. The copies of each direction are on a stream of their own, and enough are asked for ahead of
+    time to last a little longer than the steps."""
     subject, device = Subject(context, width, length, samples, "bf16"), context.device
     lanes = [(door.cuda.Stream(device), *_ends(way, device, num_bytes)) for way in ways]
     step_ms, copy_ms = (_warm_up(device, work, warm_ms) for work in (subject.step, lambda: _copy(device, lanes, 1)))
@@ -274,8 +275,8 @@ def _ends(way: str, device: torch.device, num_bytes: int) -> tuple[Tensor, Tenso
 
 
 def _copy(device: torch.device, lanes: list[tuple], count: int) -> list[tuple[object, object]]:
-    """Ask for so many copies on every stream, once what was asked for before is done; returns when they start and end,
-    which is to be waited for."""
+    """Ask for so many copies on every stream, once earlier work is done. Returns when they start and end, which the
+    caller has to wait for."""
     _settle(device)
     found = []
     for stream, source, target in lanes:
@@ -288,7 +289,7 @@ def _copy(device: torch.device, lanes: list[tuple], count: int) -> list[tuple[ob
 
 
 def _steps(subject: Subject, count: int) -> float:
-    """The median of so many steps, in milliseconds, when all that was asked for is done."""
+    """The median time of so many steps, in milliseconds, when all that was asked for is done."""
     marks = [_mark(subject.device)]
     for _ in range(count):
         subject.step()

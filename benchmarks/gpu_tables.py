@@ -1,6 +1,7 @@
-"""The tables of what `make gpu` and `make bench` record: all of one shape, a heading and a format for each column.
+"""The tables of what `make gpu` and `make bench` record. All have the same form: a heading and a format for each
+column.
 
-python benchmarks/gpu_tables.py [FOLDER]      prints them: of the repository's results, if no folder is named
+python benchmarks/gpu_tables.py [FOLDER]      prints them, by default those of the repository's results
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Lines = Callable[[Recording], Iterable[Mapping]]
 
 
 class Results(Table):
-    """A table of measurements, or where there are none, a sentence that says so."""
+    """A table of measurements, or a sentence that there are none."""
 
     def __init__(self, columns: Iterable[str], rows: Iterable[Iterable[str]], caption: str = ""):
         super().__init__(tuple(row) for row in rows)
@@ -48,7 +49,7 @@ class Results(Table):
 
 
 class Tables(dict):
-    """Tables by name, which stand one below the other; a sentence where there is none."""
+    """Tables by name, one below the other, or a sentence that there are none."""
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self._shown()))
@@ -63,8 +64,8 @@ class Tables(dict):
 
 
 class Shape(NamedTuple):
-    """A table of what was measured in one part. `columns`: heading and format of each, of the values of a row, or of
-    what `lines` makes of a recording; a line may have a title of its own."""
+    """A table of what was measured in one part. `columns` has heading and format of each. The values are those of a
+    row, or those that `lines` makes from a recording. A line may have a title of its own."""
 
     name: str
     part: str
@@ -88,7 +89,7 @@ class Shape(NamedTuple):
 
 
 def of(part: str, more: Callable[[Mapping], Mapping] = lambda row: {}) -> Lines:
-    """A part's rows, each with more values that are made of it."""
+    """The rows of a part, each with more values derived from it."""
     return lambda recording: ({**row, **more(row)} for row in recording.rows(part))
 
 
@@ -106,7 +107,7 @@ def _machine(recording: Recording) -> Iterator[Mapping]:
 
 
 def _gradients(recording: Recording) -> Iterator[Mapping]:
-    """Whether every schedule computes what one process does, and holds the bytes that it should: of a tiny model."""
+    """Whether every schedule computes what one process does, and holds the bytes that it should, for a tiny model."""
     found: dict[tuple, dict[str, Mapping]] = defaultdict(dict)
     for part in ("smoke", "gradients", "nccl"):
         for row in recording.rows(part):
@@ -124,14 +125,14 @@ def _gradients(recording: Recording) -> Iterator[Mapping]:
 
 
 def _largest(rows: Iterable[Mapping]) -> str:
-    """The largest difference from one process: as a share of a gradient's norm, or, where older recordings have no
-    other, of one element."""
+    """The largest difference from one process, as a share of a gradient's norm, or in older recordings of one
+    element."""
     shares = [row["relative"] for row in rows if "relative" in row]
     return f"{max(shares):.1e} of its norm" if shares else f"{max(row['difference'] for row in rows):.1e}"
 
 
 def _assumption(row: Mapping) -> Mapping:
-    """Whether it holds; of several figures of a name, their median."""
+    """Whether an assumption holds. Of several figures of a name, it shows the median."""
     figures = {name: [x] if isinstance(x, (int, float)) else x for name, x in row["measured"].items()}
     said = ", ".join(f"{name} {statistics.median(found):.3g}" for name, found in figures.items())
     return {name: _yes(row[name]) for name in ("expected", "found", "agrees")} | {"figures": said}
@@ -146,7 +147,7 @@ def _link(row: Mapping) -> Mapping:
 
 
 def _nccl(recording: Recording) -> Iterator[Mapping]:
-    """Runs that came to their end or didn't, and memory that was asked for meanwhile."""
+    """Runs that ended or didn't, and memory that was asked for meanwhile."""
     for row in recording.rows("nccl"):
         if "ended" in row:
             yield {**row, "what": row["schedule"], "how": "ends" if row["ended"] else row["said"].splitlines()[0]}
@@ -156,7 +157,7 @@ def _nccl(recording: Recording) -> Iterator[Mapping]:
 
 
 def _by_width(recording: Recording) -> Iterator[Mapping]:
-    """A line for each width and dtype: between what its ratios are where launches don't set the pace, and how far they
+    """A line for each width and dtype: the range of its ratios where launches don't set the pace, and up to where they
     do."""
     rows = sorted(recording.rows("stages"), key=itemgetter("dtype", "width", "tokens"))
     for (width, dtype), group in groupby(rows, key=itemgetter("width", "dtype")):
@@ -193,7 +194,7 @@ def _allocator(row: Mapping) -> str:
 
 
 def _clocks(recording: Recording) -> Iterator[Mapping]:
-    """The GPUs' clock, power and temperature behind the rows of each part: from the least to the most."""
+    """The GPUs' clock, power and temperature after the rows of each part, from the least to the most."""
     for part in recording.data["parts"]:
         if found := [gpu for row in part["rows"] for gpu in row.get("clocks", ())]:
             spans = {name: _span(found, name) for name in ("sm", "power", "celsius")}
@@ -201,7 +202,7 @@ def _clocks(recording: Recording) -> Iterator[Mapping]:
 
 
 def _tests(recording: Recording) -> Iterator[Mapping]:
-    """In pytest's words. In older recordings each test has a row of its own."""
+    """The results in pytest's words. In older recordings each test has a row of its own."""
     if found := Counter(row["outcome"] for row in recording.rows("tests") if "outcome" in row):
         yield {"what": "all", "closing_line": ", ".join(f"{count} {outcome}" for outcome, count in found.items())}
     yield from (row for part in ("tests", "chapters") for row in recording.rows(part) if "closing_line" in row)
@@ -227,7 +228,7 @@ def _bytes(size: int) -> str:
 
 
 def _span(found: Sequence[Mapping[str, str]], name: str) -> str:
-    """From the least to the most of what nvidia-smi says of the GPUs, without its unit; - where it doesn't know."""
+    """The range of what nvidia-smi tells about the GPUs, without its unit, or - where it doesn't know."""
     figures = [float(match[0]) for each in found if (match := re.match(r"[\d.]+", each.get(name, "")))]
     low, high = (f"{pick(figures, default=0):.0f}" for pick in (min, max))
     return "-" if not figures else low if low == high else f"{low} to {high}"
@@ -378,7 +379,7 @@ SHAPES = (
 
 
 def tables(folder: Path | str | None = None) -> Tables:
-    """All tables of the recordings in a folder that have something in them, by name."""
+    """All tables of the recordings in a folder that aren't empty, by name."""
     recordings = load(folder)
     found = {shape.name: shape.table(recordings) for shape in SHAPES}
     return Tables({name: table for name, table in found.items() if table})

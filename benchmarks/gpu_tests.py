@@ -19,7 +19,7 @@ RUNNING: set[int] = set()  # groups of processes, for whoever ends this one
 
 @piece(90, "pytest")
 def tests(setting: Setting, part: Part) -> None:
-    """The tests that need a GPU, those of every number of ranks and way to share the devices in turn."""
+    """Run the tests that need a GPU, with every number of ranks and every way to share the devices in turn."""
     # Only the files that have such tests: others may import what a machine with a GPU lacks.
     files = sorted(str(path) for path in ROOT.glob("tests/*/test_*.py") if "mark.gpu" in path.read_text())
     for name in setting.size.tests:
@@ -29,7 +29,7 @@ def tests(setting: Setting, part: Part) -> None:
 
 @piece(90, "pytest", "nbval", "ipykernel", "matplotlib")
 def chapters(setting: Setting, part: Part) -> None:
-    """Chapters that take a GPU or train much, executed: whether every cell comes to its end, with its asserts."""
+    """Execute chapters that take a GPU or train much, to see whether every cell ends, with its asserts."""
     if setting.device == "cpu":
         part.leave_out("all of it", "`make test` executes them on the CPU")
         return
@@ -38,7 +38,7 @@ def chapters(setting: Setting, part: Part) -> None:
 
 
 def run_pytest(what: str, arguments: list[str], **environment: str) -> dict:
-    """A row with pytest's closing line. Whatever it has started has ended when this is left."""
+    """Run pytest, and return a row with its closing line. Everything that it has started has ended afterwards."""
     command = [sys.executable, "-m", "pytest", *arguments, "-q", "-rs", "-p", "no:cacheprovider"]
     started, env = time.monotonic(), os.environ | environment
     with tempfile.TemporaryFile("w+") as said:

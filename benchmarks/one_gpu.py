@@ -1,11 +1,11 @@
-"""NCCL between ranks that share a GPU, for tests of the path with NCCL on a machine with one.
+"""NCCL between ranks that share a GPU, to test the path with NCCL on a machine with one.
 
-NCCL refuses a second rank on a GPU of the same host. With a host's name of its own (NCCL_HOSTID), every rank is taken
-for one on another host, and messages cross by sockets: the kernels, streams and waits are those of several GPUs, the
-speed is not. From 2.30 on, NCCL allows it by NCCL_MULTI_RANK_GPU_ENABLE=1. Its authors don't support it before, and its
-guide warns that kernels of ranks on one GPU may wait for each other's turn: this is for tests alone.
-Source: NCCL's guide on environment variables, and `init.cc` and `utils.cc` of NCCL 2.28.9. `make gpu` tries it in its
-part `nccl`.
+NCCL refuses a second rank on a GPU of the same host. If every rank gets a host name of its own (NCCL_HOSTID), NCCL
+takes it for one on a different host, and messages cross by sockets. The kernels, streams and waits are then those of
+several GPUs, but the speed is not. From 2.30 on, NCCL allows it by NCCL_MULTI_RANK_GPU_ENABLE=1. Its authors don't
+support it before, and its guide warns that kernels of ranks on one GPU may wait for each other's turn, so use this for
+tests alone. Source: NCCL's guide on environment variables, and `init.cc` and `utils.cc` of NCCL 2.28.9. `make gpu`
+tries it in its part `nccl`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SHARED_GPU = (2, 30)  # from which NCCL on shares a GPU when asked to
 
 
 class OneGpuPool(Pool):
-    """A pool whose ranks share GPUs and send by NCCL all the same. ValueError where they share none."""
+    """A pool whose ranks share GPUs and still send by NCCL. Raises ValueError if they share none."""
 
     def __init__(self, num_ranks: int, **options: object):
         super().__init__(num_ranks, **options)
@@ -38,14 +38,14 @@ class OneGpuPool(Pool):
 
 
 def environment(rank: int, version: tuple[int, ...]) -> dict[str, str]:
-    """What has NCCL of this version accept a rank on a GPU that has others."""
+    """The variables with which this version of NCCL accepts a rank on a GPU that has others."""
     if version >= _SHARED_GPU:
         return {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     return {"NCCL_HOSTID": f"pplab-rank-{rank}", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 def stand_alone(context: RankContext) -> None:
-    """On a rank: set its environment, which NCCL reads when it makes its first communicator."""
+    """On a rank, set its environment, which NCCL reads when it makes its first communicator."""
     from pplab.runtime import cuda
 
     os.environ.update(environment(context.rank, tuple(cuda.nccl.version())))

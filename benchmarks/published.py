@@ -1,8 +1,8 @@
-"""Measurements that others published, beside what the course's own functions predict; in results/published.json.
+"""Compare measurements that others published with what the course's own functions predict, in results/published.json.
 
 `python benchmarks/published.py` takes the rows of published_rows.json, which were chosen before anything was computed,
-and writes for each the prediction, its error, and the error of the bubble formula alone: half a minute on one core. A
-group of rows is a function here. What was fitted, and to which row, its group in that file says.
+and writes for each the prediction, its error, and the error of the bubble formula alone. It takes half a minute on one
+core. Each group of rows is a function here. A group's entry in that file tells what was fitted, and to which row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Found = tuple[float, float | None]  # our prediction, and the bubble formula's
 
 
 def busy_share(P: int, M: int, V: int = 1) -> float:
-    """What the bubble leaves of all rank-time."""
+    """The share of all rank-time that the bubble leaves."""
     return 1 - formulas.bubble_fraction(P, M, V)
 
 
@@ -83,13 +83,13 @@ def replicas(r: Any) -> Found:
 
 
 def sharded(r: Any) -> Found:
-    """Twice the GPUs, where gathers take longer than the work: work is halved, and what a rank receives is not."""
+    """Twice the GPUs, where gathers take longer than the work. Each does half of the work, but receives as much."""
     few, more = (formulas.sharded_step(1, work, 2 * work, 10, 10) for work in r.sequences_per_gpu)
     return few and more / few, r.gpus[0] / r.gpus[1]
 
 
 def fitted(reaches: Callable[[float], float], published: float) -> float:
-    """The FLOP/s of a GPU with which a plan reaches the published FLOP/s: the first row's, in two groups."""
+    """The FLOP/s of a GPU with which a plan reaches the published FLOP/s, of the first row in two groups."""
     low, high = published, 3 * published
     for _ in range(40):
         middle = (low + high) / 2
@@ -98,7 +98,7 @@ def fitted(reaches: Callable[[float], float], published: float) -> float:
 
 
 def _achieved(r: Any, flops: float) -> float:
-    """FLOP/s per GPU as the paper counts them: whole attention, everything computed twice forward."""
+    """FLOP/s per GPU as the paper counts them, with whole attention, and everything computed twice forward."""
     model = Transformer(r.layers, r.width, r.sequence, heads=r.heads, vocabulary=r.vocabulary)
     machine = replace(DGX_A100, flops=flops)
     found = lab.plan(model, machine, Layout(r.tp, r.pp, r.dp), r.batch, recompute=True, state=HALF)
@@ -146,7 +146,7 @@ def interleaved(r: Any) -> Found:
 
 
 def peak_with_scores(r: Any) -> tuple[float, None]:
-    """The fullest rank's gibibytes, attention's scores kept; the layer that a rank lacks at each end is its last."""
+    """The fullest rank's gibibytes, with attention's scores kept. A rank at an end lacks its last layer."""
     model = Transformer(r.layers, r.width, r.sequence, heads=r.heads, vocabulary=51200, keeps_scores=True)
     stages, options = r.num_ranks * r.stages_per_rank, {}
     cut = [(r.layers + 2) // stages] * stages
@@ -214,12 +214,12 @@ def shards(r: Any) -> tuple[float, None]:
 
 
 def all_reduced(r: Any) -> tuple[float, None]:
-    """Microseconds of a sum in a box."""
+    """Microseconds that a sum in a box takes."""
     return 1e6 * formulas.ring_all_reduce_time(r.num_ranks, r.bytes, 5e-6, 450e9), None
 
 
 def ringed(r: Any) -> tuple[float, None]:
-    """Milliseconds of a ring, in a box or over boxes that it fills."""
+    """Milliseconds that a ring takes, in a box or over boxes that it fills."""
     machine = Machine(8, pp.Link(5e-6, 450e9), pp.Link(5e-6, 50e9), flops=1, memory=1, ring=367.2e9, ports=8)
     link = machine.ring_link([range(r.num_ranks)])
     time = formulas.ring_all_reduce_time if r.what == "all-reduce" else formulas.ring_gather_time
@@ -227,7 +227,7 @@ def ringed(r: Any) -> tuple[float, None]:
 
 
 def layer(r: Any) -> tuple[float, None]:
-    """A layer, in forwards: one, and two of the backward."""
+    """The time of a layer in forwards: one, and two for the backward."""
     return (1 + 2 + 1) / (1 + 2) if r.of == "recompute" else 2.0, None
 
 
@@ -269,7 +269,7 @@ PREDICT: dict[str, tuple[str, Callable[[Any], tuple[float, float | None]]]] = {
 
 
 def computed(rows: Sequence[dict]) -> list[dict]:
-    """Each row with what is predicted, our error and the bubble formula's, as shares of what was measured."""
+    """Each row with its prediction, our error and the bubble formula's, as shares of what was measured."""
     made = []
     for row in rows:
         ours, formula = PREDICT[row["group"]][1](SimpleNamespace(id=row["id"], **row["inputs"]))

@@ -1,4 +1,4 @@
-"""Recordings in `results/`: how commands that need no GPU write them, and what of the others isn't there."""
+"""Recordings in `results/`: how commands that need no GPU write them, and which rows other recordings lack."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(
     box: Mapping[str, object] | None = None,
     date: str = "",
 ) -> None:
-    """Write the recording of a command that needs no GPU. It has a date where what it says is of that day's machine."""
+    """Write the recording of a command that needs no GPU. It has a date if it is about that day's machine."""
     about = {
         "form": results.FORM,
         "device": device,
@@ -38,6 +38,6 @@ def not_run(recording: results.Recording) -> list[tuple[str, str]]:
 
 
 def failed(recording: results.Recording) -> list[tuple[str, str]]:
-    """The parts that failed, and how each one's first failure reads."""
+    """The parts that failed, and the text of each one's first failure."""
     parts = [part for part in recording.data["parts"] if part["state"] == "failed"]
     return [(f"{part['name']}: failed", part["error"].strip().splitlines()[0]) for part in parts]

@@ -1,4 +1,4 @@
-"""pplab's runtime against PyTorch's: the same stages, batch, ranks and threads, in turn in one run."""
+"""Compare pplab's runtime with PyTorch's, with the same stages, batch, ranks and threads, in turn in one run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HEADINGS = (
 
 
 def compare(pool: Pool, schedule: Schedule, workload: Workload, *, rounds: int = 5, steps: int = 6) -> dict:
-    """Run `steps` steps by pplab and `steps` by torch, `rounds` times: the machine's mood is in both. Returns, and
-    prints under HEADINGS, plain JSON values:
+    """Run `steps` steps by pplab and `steps` by torch, `rounds` times, so that slow spells of the machine are in both.
+    Returns, and prints under HEADINGS, plain JSON values:
 
     - the medians of all steps; the rounds' ratios, below 1 where pplab is faster, and their median;
     - a step's time over the actions of its longest row, in microseconds;

@@ -1,8 +1,8 @@
-"""Attack the runtime and what reads files and links, and record what came of it in results/attacks.json.
+"""Attack the runtime and whatever reads files and links, and record the results in results/attacks.json.
 
-`make attack` runs every attack of tests/attacks, and the damages of checkpoints, with far more tries than the tests do.
-What is recorded is written after each, so that nothing is lost. `python tools/attack.py ranks saves` repeats some and
-keeps the others; `--part 0.1` tries a tenth as often. The page "What goes wrong" shows what was recorded.
+`make attack` runs every attack of tests/attacks, and the damages of checkpoints, with far more tries than the tests.
+Results are written after each attack, so that nothing is lost. `python tools/attack.py ranks saves` repeats some and
+keeps the others, and `--part 0.1` tries a tenth as often. The page "What goes wrong" shows what was recorded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRIES = {  # of each row, but for the last two of all: what takes some twenty mi
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Attack and record; returns 1 if something wasn't as it must be."""
+    """Attack and record. Returns 1 if something wasn't as it must be."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("attacks", nargs="*", choices=[*TRIES, []], help="which ones (all)")
     parser.add_argument("--part", type=float, default=1.0, help="of the tries")
@@ -54,12 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def is_wrong(row: dict) -> bool:
-    """Whether a row has a try that went wrong."""
+    """Whether a try of this row went wrong."""
     return row["wrong"] not in (0, [])
 
 
 def _rows(name: str, tries: int, seed: int, recorded: dict[str, dict]) -> list[dict] | None:
-    """Run one attack and add its part to the others. None where what it attacks with is missing, a browser for one."""
+    """Run one attack and add its part to the others. None if a tool for it is missing, such as a browser."""
     from _pytest.outcomes import Skipped
 
     print(f"== {name}: {tries} tries of each", flush=True)
@@ -80,7 +80,7 @@ def _rows(name: str, tries: int, seed: int, recorded: dict[str, dict]) -> list[d
 
 
 def _write(path: Path, recorded: dict[str, dict]) -> None:
-    """A recording of the form that `pplab.lab.results` reads. It has no date: what it says is kept by the tests."""
+    """Write a recording in the form that `pplab.lab.results` reads. It has no date, because the tests keep it true."""
     import records
 
     cores = len(os.sched_getaffinity(0))

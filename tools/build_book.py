@@ -1,6 +1,6 @@
-"""Build the book with warnings as errors, and say where it is.
+"""Build the book with warnings as errors, and print where it is.
 
-A failed build leaves no page that could be taken for a good one.
+A failed build leaves no page that somebody could take for a good one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOWHERE = (
 
 
 def main() -> int:
-    """Build; returns the exit status."""
+    """Build, and return the exit status."""
     print("== building the book")
     recorded_pages.hand_to(CACHE)
     # Sphinx makes many small things that stay: a collector of garbage would look through them in vain.

@@ -2,17 +2,17 @@
 
 python tools/execute_notebooks.py [--clean | --frames] [NOTEBOOK or PAGE ...]
 
-Beside them, in measured/, it writes the values that cells in the book's page are given, as tools/page_cells.py says.
-It also records the outputs of the pages that tools/recorded_pages.py lists, which measure nothing.
+In measured/, next to them, it writes the values that cells in the book's page are given, as tools/page_cells.py
+explains. It also records the outputs of the pages that tools/recorded_pages.py lists, which measure nothing.
 
-With --clean nothing is executed: the notebooks lose what an editor left in them, and what the page hides is folded.
+With --clean nothing is executed. The notebooks lose what an editor left in them, and what the page hides is folded.
 
-With --frames only the cells with an explorer or a level of the game are executed, which measure nothing: after a change
-to the page's explorer, their frames have it.
+With --frames only the cells with an explorer or a level of the game are executed, which measure nothing. Use it after a
+change to the page's explorer, so that their frames have it.
 
-What they measure is to be theirs. Before each notebook the machine must be quiet for two seconds, its GPUs too, and
-while a cell runs other processes may take no more than a tenth of all cores' time (seen on Linux only). Otherwise
-the command says so and ends with status 1: this notebook and those after it stay as they were.
+Measurements must not be disturbed. So before each notebook the machine must be quiet for two seconds, its GPUs too, and
+while a cell runs other processes may take no more than a tenth of all cores' time (seen on Linux only). Otherwise an
+error says so, and the command ends with status 1. This notebook and those after it stay as they were.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ GUESS = {
 
 
 def main(names: list[str]) -> int:
-    """Execute the named notebooks, or all, until the machine is too busy; returns the exit status."""
+    """Execute the named notebooks, or all, until the machine is too busy, and return the exit status."""
     only = {"--clean": clean, "--frames": show_again}.get(names[0] if names else "")
     named = [Path(name) for name in names[bool(only) :]] or [
         *sorted(NOTEBOOKS.glob("*.ipynb")),
@@ -86,7 +86,7 @@ def main(names: list[str]) -> int:
 
 
 def executed(path: Path) -> tuple[nbformat.NotebookNode, dict[str, dict]]:
-    """The notebook with new outputs, and what it measured for the page, by cell and name.
+    """The notebook with new outputs, and the values that it measured for the page, by cell and name.
 
     Raises quiet.TooBusy, and nbclient's CellExecutionError.
     """

@@ -1,4 +1,4 @@
-"""Draw README's first picture, and the one that previews of the book's pages show: race.png and social_card.png.
+"""Draw README's first picture, and the one for previews of the book's pages: race.png and social_card.png.
 
 Run it again when the charts' colours, the running case or the book's title change.
 """
@@ -18,7 +18,7 @@ GROUND, TEXT, MUTED = "#14202e", "#f2f5f9", "#b4c0d0"
 
 
 def race() -> None:
-    """A step of the running case under three schedules, to scale: what README's first sentence is about."""
+    """A step of the running case under three schedules, to scale, as README's first sentence tells it."""
     cuts = {"naive": None, "1F1B": None, "ZBVZeroBubble": (4, 5, 5, 3, 5, 4, 4, 2)}
     rows = [lab.Case().row(name, 16, cut=cut) for name, cut in cuts.items()]
     axes = pp.compare([row.timeline for row in rows])

@@ -2,9 +2,9 @@
 
 python tools/install.py requirements.txt
 
-By uv, in the version that the file pins, which fetches, unpacks and compiles on all cores (on two of them a minute,
-where pip takes four); by pip where uv can't be had, or where pip was told something that has no equal in uv. uv doesn't
-read pip's settings (indexes, certificates): they are handed on.
+It uses uv, in the version that the file pins, which fetches, unpacks and compiles on all cores (on two of them it takes
+a minute, and pip four). It uses pip where uv can't be had, or where pip has a setting without an equal in uv. uv
+doesn't read pip's settings (indexes, certificates), so they are passed to it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_MATTER = {"disable-pip-version-check", "no-input", "no-color", "progress-bar"
 
 
 def main(requirements: Path) -> int:
-    """Install; returns the exit status."""
+    """Install, and return the exit status."""
     try:
         options, variables = for_uv(settings(_output([*PIP, "config", "list"])))
         subprocess.run([*PIP, "install", "--quiet", "uv", "--constraint", str(requirements)], check=True)
@@ -52,7 +52,8 @@ def _output(command: Sequence[str]) -> str:
 
 
 def settings(listed: str) -> dict[str, str]:
-    """pip's settings, from what `pip config list` prints: the environment goes before files, `install` before all."""
+    """pip's settings, from what `pip config list` prints. The environment has priority over files, and `install` over
+    all."""
     found = {}
     for section in ("global", "install", ":env:"):
         for name, value in re.findall(rf"^{section}\.([\w-]+)=(.*)$", listed, re.M):

@@ -132,7 +132,7 @@ HARMLESS = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """A piece of a file, and what takes its place."""
+    """A piece of a file, and its replacement."""
 
     path: str  # under src/pplab
     within: str  # which function
@@ -143,14 +143,14 @@ class Mutation:
 
     @property
     def name(self) -> str:
-        """Its line in the table, without what came of it."""
+        """Its line in the table, without the result."""
         return " | ".join(
             each.replace("|", "\\|") for each in (f"{self.path}, {self.within}", f"`{self.old}`", f"`{self.new}`")
         )
 
 
 def find() -> list[Mutation]:
-    """All there are in the source."""
+    """All mutations of the source."""
     found, count = [], Counter()
     for path in SOURCES:
         for each in _of(path) if path.name not in OTHERS else ():
@@ -195,7 +195,7 @@ def _calls(node: ast.AST, within: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def tried(mutation: Mutation | None) -> str:
-    """What the drill says of it: the last line of its error, or "" when it notices nothing."""
+    """The result of the drill: the last line of its error, or "" when it notices nothing."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "src", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
         if mutation:
@@ -223,7 +223,7 @@ def shortened(said: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Try all, or those with one of these words in their names; returns 1 if any is missed."""
+    """Try all, or those with one of these words in their names. Returns 1 if any is missed."""
     assert not (said := tried(None)), f"the drill fails as it is: {said}"
     asked = [each for each in find() if not words or any(word in each.name for word in words)]
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 2) // 2)) as several:

@@ -1,10 +1,10 @@
-"""What the book's page has to be given of a chapter, since it has no torch, no processes and the like.
+"""Find the values of a chapter that the book's page must be given, since it has no torch, no processes and the like.
 
 python tools/page_cells.py NOTEBOOK < VALUES
 
 runs the notebook's cells one after the other as the page does (book/_live/kernel.py), without what the page can't have,
-but with these values after the cells that made them: {cell: {name: value}}, in the form of book/_live/measured.py. It
-prints as JSON which cells ran, and of the values those that they read. tools/execute_notebooks.py records them.
+but with these values after the cells that made them: {cell: {name: value}}, in the form of book/_live/measured.py. As
+JSON, it prints which cells ran, and the values that they read. tools/execute_notebooks.py records them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ Values = dict[str, dict[str, object]]  # by cell and name
 
 
 def wanted(path: Path) -> tuple[dict[str, list[str]], list[str]]:
-    """The names that each cell which the page can't run makes or changes, if a cell below reads them; and all
-    attributes that cells read, of whatever.
-    """
+    """The names that each cell which the page can't run makes or changes, if a cell below reads them, and all
+    attributes that cells read."""
     ran, _ = run_as_page(path, {})
     found, below, attributes = {}, set(), set()
     for cell in reversed(code_cells(path)):
@@ -43,7 +42,7 @@ def wanted(path: Path) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def needed(path: Path, values: Values) -> Values:
-    """Of what was recorded, that which lets cells run in the page, without what takes too much space."""
+    """Those recorded values that let cells run in the page, without those that take too much space."""
     _, values = run_as_page(path, values)
     small = {
         cell: {name: value for name, value in named.items() if len(json.dumps(value, ensure_ascii=False)) <= MOST}
@@ -53,7 +52,7 @@ def needed(path: Path, values: Values) -> Values:
 
 
 def run_as_page(path: Path, values: Values) -> tuple[set[str], Values]:
-    """Run this file in a process of its own: the cells that ran, and the values that they read."""
+    """Run this file in a process of its own, and return the cells that ran and the values that they read."""
     command = [sys.executable, __file__, str(path.resolve())]
     found = subprocess.run(command, input=json.dumps(values), capture_output=True, text=True, timeout=300)
     if found.returncode:
@@ -63,19 +62,19 @@ def run_as_page(path: Path, values: Values) -> tuple[set[str], Values]:
 
 
 def code_cells(path: Path) -> list[dict]:
-    """A notebook's cells with code, their sources as one text, without exercises."""
+    """The code cells of a notebook, each as one text, without exercises."""
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
     texts = [cell | {"source": "".join(cell["source"])} for cell in cells]
     return [cell for cell in texts if not ASKS.search(cell["source"])]
 
 
 def code_of(cell: dict) -> str:
-    """A cell's code without its magics; none where the cell is a file."""
+    """A cell's code without its magics, or nothing if the cell is a file."""
     return "" if cell["source"].startswith("%%writefile") else re.sub(r"^%.*$", "", cell["source"], flags=re.MULTILINE)
 
 
 def names_read(cell: dict) -> set[str]:
-    """Names that a cell reads, in its functions, too, and gives no value to."""
+    """Names that a cell reads, also in its functions, and doesn't assign."""
     top = symtable.symtable(code_of(cell), "cell", "exec")
     scopes = [top]
     for scope in scopes:
@@ -86,7 +85,7 @@ def names_read(cell: dict) -> set[str]:
 
 
 def changed(cell: dict) -> Iterator[str]:
-    """Names that a cell assigns, and those of things that it changes in place: rows[0] = 1, rows.append(1)."""
+    """Names that a cell assigns, and names of things that it changes in place: rows[0] = 1, rows.append(1)."""
     for node in ast.walk(ast.parse(code_of(cell))):
         place = None
         if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
@@ -100,14 +99,14 @@ def changed(cell: dict) -> Iterator[str]:
 
 
 def main(path: Path, values: Values) -> tuple[list[str], Values]:
-    """Run the cells here; what the page can't have must be out of reach already."""
+    """Run the cells here, where what the page can't have must already be out of reach."""
     import kernel
     import measured
 
     watched = []
 
     class Watched(measured.Seen):
-        """Notes which of its attributes are read, and whether its text is."""
+        """Notes which attributes of a value are read, and whether its text is."""
 
         def __getattribute__(self, name: str) -> object:
             if not name.startswith("_") or name == "_text":
@@ -138,7 +137,7 @@ def main(path: Path, values: Values) -> tuple[list[str], Values]:
 
 
 def used(cells: list[dict], ran: list[str], values: Values) -> Values:
-    """The values of cells that didn't run whose names a cell below reads that did."""
+    """The values of cells that didn't run, if a cell below that did run reads their names."""
     found, below = {}, set()
     for cell in reversed(cells):
         if cell["id"] in ran:
@@ -151,7 +150,7 @@ def used(cells: list[dict], ran: list[str], values: Values) -> Values:
 
 
 def is_nothing(value: object) -> bool:
-    """Whether nothing was read of an object that can't be made without torch."""
+    """Whether nothing was read from an object that can't be made without torch."""
     match value:
         case {"seen": [_, "", found]}:
             return not found
@@ -159,7 +158,7 @@ def is_nothing(value: object) -> bool:
 
 
 def write(path: Path, values: Values) -> None:
-    """Write what a notebook measured for the page into measured/ beside it, one value in a line."""
+    """Write what a notebook measured for the page into measured/ next to it, one value on each line."""
     place = path.parent / "measured" / f"{path.stem}.json"
     if not values:
         place.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Make book/_live/pinned.zip: Python for the book's pages, once or twice a year, with node, npm and a network.
+"""Make book/_live/pinned.zip, which is Python for the book's pages. Do it once or twice a year, with node, npm and a
+network.
 
-What it is made of is named in tools/pinned/package-lock.json, by version and checksum: npm refuses anything else, and
-says what it expected. The same versions give the same files, byte by byte, and `--check` says whether they still do.
+Its parts are listed in tools/pinned/package-lock.json by version and checksum. npm refuses anything else, and prints
+what it expected. The same versions give the same files, byte by byte, and `--check` tells whether they still do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WHEN = (1980, 1, 1, 0, 0, 0)  # of every file in it
 
 
 def main() -> int:
-    """Make the file, or compare with it; returns the exit status."""
+    """Make the file, or compare with it, and return the exit status."""
     with tempfile.TemporaryDirectory() as folder:
         made = archive(collected(Path(folder)))
     checksum = hashlib.sha256(made).hexdigest()

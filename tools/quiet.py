@@ -1,4 +1,4 @@
-"""Whether a machine is quiet enough to measure on: what others take of its processors, and of its GPUs."""
+"""Find out whether a machine is quiet enough to measure on: how much others take of its processors, and of its GPUs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ GPU_LIMIT = 10  # percent of the time in which a GPU computes
 
 
 class TooBusy(Exception):
-    """Others took so much of the machine that a measurement would show them."""
+    """Others took so much of the machine that a measurement would show it."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The clock, and the processor time until now: everybody's, and that of this process and all that it started."""
+    """The clock, and the processor time until now, both everybody's and that of this process and all that it
+    started."""
 
     at_s: float
     busy_s: float
@@ -29,7 +30,7 @@ class Reading:
 
     @classmethod
     def now(cls) -> Reading:
-        """Read them. The time of children that ended is in their parents' (on Linux)."""
+        """Read them. On Linux, the time of children that ended is in their parents'."""
         here = psutil.Process()
         own = 0.0
         for process in (here, *here.children(recursive=True)):
@@ -53,7 +54,7 @@ class Reading:
 
 
 def check(seconds: float = 2) -> None:
-    """Watch the machine while nothing is measured; raises TooBusy."""
+    """Watch the machine while nothing is measured. Raises TooBusy."""
     start = Reading.now()
     time.sleep(seconds)
     Reading.now().check_since(start, "before anything ran,")

@@ -1,4 +1,4 @@
-"""Pages with cells that need more than `make book` has, such as torch. Their outputs are recorded, like the notebooks'.
+"""Record pages with cells that need more than `make book` has, such as torch, in the same way as notebooks.
 
 book/_recorded/NAME.ipynb has the cells of book/NAME.md and their outputs. `make book` shows these as long as the page
 has the same cells, and executes the page if they have changed. `make notebooks` records all of these pages again. To

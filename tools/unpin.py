@@ -1,9 +1,9 @@
-"""Let go of the pins in a file of requirements: `name==version` becomes `name>=version` in another file.
+"""Remove the pins in a file of requirements: `name==version` becomes `name>=version` in a second file.
 
 python tools/unpin.py requirements.txt newest.txt
 
-What is pinned is then the oldest that is taken, so there always is a solution: the pins themselves. A package in
-BELOW stays under what the course can't follow yet. Comments and markers stay.
+The pinned version is then the oldest that is accepted, so there is always a solution, which is the pins. A package in
+BELOW stays below a version that the course can't use yet. Comments and markers stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BELOW = {"jupyter-book": "2"}  # which is another program, without Sphinx
 
 
 def unpinned(requirements: str) -> str:
-    """The text of the file without its pins. ValueError for a requirement that isn't pinned."""
+    """The text of the file without its pins. Raises ValueError for a requirement that isn't pinned."""
     lines = []
     for line in requirements.splitlines():
         if line and not line.startswith("#"):

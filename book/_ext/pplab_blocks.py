@@ -1,6 +1,7 @@
-"""The game's other levels: one microbatch is scheduled on all ranks, and the page stamps it (see pplab.lab.Block).
+"""More levels of the game: the reader schedules one microbatch on all ranks, and the page stamps it (see
+pplab.lab.Block).
 
-Goals are those of the package's own blocks, which the page isn't told: play/stamp.js judges what a reader makes.
+Goals are those of the package's own blocks, which the page doesn't know: play/stamp.js judges what a reader makes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pplab.lab.forms import in_script
 
 @dataclass(frozen=True)
 class BlockLevel:
-    """A level. `end` must be true of every block that reaches the goal: there may be several."""
+    """A level. `end` must be true of every block that reaches the goal, because there may be several."""
 
     id: str
     title: str
@@ -25,16 +26,16 @@ class BlockLevel:
 
     @property
     def cap(self) -> int:
-        """Activations of half a rank's layers that a rank may hold."""
+        """The most activations of half a rank's layers that a rank may hold."""
         return max(self.reference.peak)
 
     @cached_property
     def makespan(self) -> float:
-        """By when the block, stamped, squeezed and reordered, must have finished."""
+        """The time by which the block, stamped, squeezed and reordered, must have finished."""
         return self.reference.reorder(self.num_microbatches).makespan
 
     def task(self) -> str:
-        """What is asked, in words."""
+        """The question, in words."""
         most = f"hold at most {self.cap} forwards of a stage, however many microbatches there are"
         return f"{self.text} Let every rank {most}, and finish {self.num_microbatches} of them by {self.makespan:g}."
 
@@ -71,7 +72,7 @@ LEVELS = (
 
 
 def script() -> str:
-    """What stamp.js needs before it: the levels, as a global."""
+    """The script that stamp.js needs before it: the levels, as a global."""
     told = [
         {
             "id": level.id,

@@ -1,4 +1,4 @@
-"""What the book needs of Sphinx beyond its settings."""
+"""What the book needs from Sphinx beyond its settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def _body(script) -> str:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("html-page-context", drop_thebe, priority=900)
     app.setup_extension("pplab_page")
     app.setup_extension("pplab_explorer")

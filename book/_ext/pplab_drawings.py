@@ -1,8 +1,8 @@
-"""What matplotlib, and the page's stand-in for it, have drawn, made ready for the page: `dress` a drawing.
+"""Prepare for the page what matplotlib, and the page's stand-in for it, have drawn: `dress` a drawing.
 
-Hatches become lines: on paper, each area that is filled with a pattern would be a picture, and a chapter 30 MB of them.
-A chart of time says in its metadata, as JSON, what its shapes show: playhead.js plays that. The builder dresses the
-drawings that notebooks hold, the page's kernel those that a reader's cells make.
+Hatches become lines, because on paper each area with a pattern would be a picture, and a chapter would have 30 MB of
+them. A chart of time lists in its metadata, as JSON, what its shapes show, and playhead.js plays that. The builder
+dresses the drawings in notebooks, and the page's kernel dresses those that a reader's cells make.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_STAGES = 32  # of a rank
 
 
 class Shape(NamedTuple):
-    """A rectangle and what fills it: a colour, a pattern's `url(#...)`, or nothing that hides what is behind."""
+    """A rectangle and its fill: a colour, a pattern's `url(#...)`, or nothing that hides what is behind it."""
 
     left: float
     top: float
@@ -48,7 +48,7 @@ class Label(NamedTuple):
 
 
 def dressed(page: str) -> str:
-    """HTML with figures, each of them dressed."""
+    """HTML in which each figure is dressed."""
 
     def one(found: re.Match) -> str:
         dress(root := ElementTree.fromstring(found[0]))
@@ -58,7 +58,7 @@ def dressed(page: str) -> str:
 
 
 def dress(root: Element) -> None:
-    """Add to a drawing what it says of time, if it does, and draw its hatches as lines."""
+    """Add to a drawing what it tells about time, if it does, and draw its hatches as lines."""
     if re.search(r"Gantt chart|over time", root.get("aria-label", "")) and (told := moments(root)):
         said = Element(f"{SVG}metadata")
         root.insert(0, said)
@@ -70,13 +70,13 @@ def dress(root: Element) -> None:
 
 
 def style_of(element: Element) -> dict[str, str]:
-    """Its attributes and what its style says, which goes before them."""
+    """Its attributes and its style, which has priority over them."""
     said = (each.partition(":") for each in element.get("style", "").split(";"))
     return {**element.attrib, **{name.strip(): value.strip() for name, _, value in said}}
 
 
 def rectangles(path: Element) -> list[Shape]:
-    """The rectangles of a path; lines and arrows are none."""
+    """The rectangles of a path, without its lines and arrows."""
     style = style_of(path)
     is_solid = float(style.get("fill-opacity", 1)) == 1
     fill = style.get("fill", "currentColor") if is_solid else "none"
@@ -90,7 +90,7 @@ def rectangles(path: Element) -> list[Shape]:
 
 
 def rule(root: Element) -> None:
-    """Draw what fills rectangles with a pattern of lines as lines: those that the pattern has there."""
+    """Draw the fill of rectangles with a pattern of lines as those lines."""
     patterns = {f"url(#{each.get('id')})": each.find(f"{SVG}path") for each in root.iter(f"{SVG}pattern")}
     for parent in [*root.iter()]:
         for path in parent.findall(f"{SVG}path"):
@@ -111,7 +111,8 @@ def rule(root: Element) -> None:
 
 @cache
 def lines_of(pattern: str) -> dict[int, tuple[float, float]]:
-    """By slope, +1 for falling lines, where a pattern's lines y = slope * x + c lie: one c, and how far to the next."""
+    """By slope (+1 for falling lines), where a pattern's lines y = slope * x + c lie: one c, and the distance to the
+    next."""
     found = defaultdict(set)
     for ends in re.findall(r"M *([-\d.]+) ([-\d.]+)\s*L *([-\d.]+) ([-\d.]+)", pattern):
         x1, y1, x2, y2 = map(float, ends)
@@ -145,7 +146,7 @@ def ruled(lines: dict[int, tuple[float, float]], shape: Shape) -> str:
 
 
 class Axis(NamedTuple):
-    """Time along x: where it is 0, how much of it a point is, and to how many decimals a place says it."""
+    """Time along x: where it is 0, how much of it a point is, and with how many decimals to write it."""
 
     zero: float
     scale: float
@@ -156,7 +157,7 @@ class Axis(NamedTuple):
 
 
 def moments(root: Element) -> dict | None:
-    """What a chart of time shows, panel by panel; None if a drawing has no axis of time."""
+    """What a chart of time shows, panel by panel, or None if a drawing has no axis of time."""
     labels = [
         Label(float(text.get("x", 0)), float(text.get("y", 0)), "".join(text.itertext()))
         for text in root.iter(f"{SVG}text")
@@ -192,8 +193,8 @@ def panel_box(clip: Element) -> Shape:
 
 
 def panel(box: Shape, shapes: list[Shape], labels: list[Label], axis: Axis) -> dict:
-    """One chart of a drawing: its name, its rows' names, and what they do: bars of one colour and height in a group,
-    each its label, its start and its end."""
+    """One chart of a drawing: its name, the names of its rows, and what they do. Bars of one colour and height form a
+    group, with each bar's label, start and end."""
     rows = [each for each in labels if each.x < box.left and box.top < each.y < box.bottom]
     title = next((each for each in labels if abs(each.x - box.left) < 1 and box.top - 12 < each.y < box.top), None)
     bars = [shape for shape in shapes if is_bar(shape)]
@@ -236,9 +237,10 @@ def is_bar(shape: Shape) -> bool:
 
 
 def messages(groups: list[dict], end: float) -> dict:
-    """What goes from row to row: a microbatch's forwards follow each other, and so do its backwards, in chains of
-    places among all bars; and how long it takes, at least as long as it is to be seen. No chain where a bar is too
-    narrow to say whose it is, or where one begins before the one that it would wait for has ended."""
+    """The messages between rows. The forwards of a microbatch follow each other, and so do its backwards, so they are
+    chains of places among all bars. Also how long a message takes, which is at least long enough to be seen. There is
+    no chain where a bar is too narrow for its label, or where one begins before the bar that it would wait for has
+    ended."""
     bars = [(group["row"], group["kind"], *bar) for group in groups for bar in group["bars"]]
     chains: dict[tuple, list[int]] = defaultdict(list)
     for i in sorted(range(len(bars)), key=lambda i: bars[i][3]):
@@ -264,6 +266,6 @@ def kinds() -> dict[str, str]:
 
 
 def short(x: float) -> float:
-    """As many digits as a drawing's numbers are good for."""
+    """A number with as many digits as a drawing's numbers are accurate to."""
     rounded = float(f"{x:.6g}")
     return int(rounded) if rounded.is_integer() else rounded

@@ -1,4 +1,4 @@
-"""The directives `explorer`, `play` and `stamp`: the page's interactive views, each around what stands there on paper.
+"""The directives `explorer`, `play` and `stamp`: the page's interactive views, each around its version for paper.
 
     ```{explorer}
     :schedule: 1F1B
@@ -7,17 +7,17 @@
     :compare: GPipe
     ```
 
-The options are the explorer's settings (see `SETTINGS`), checked by building and simulating what they say: a wrong one
-is a build error. The picture is drawn by pplab when the book is built, for print and for readers without scripts.
+The options are the explorer's settings (see `SETTINGS`). They are checked by building and simulating, and a wrong one
+is a build error. pplab draws the picture when the book is built, for print and for readers without scripts.
 
     ```{play}
     :level: memory-line
     ```
 
-is one level of the game (see pplab_levels) with a link to all of them; without the option it is the whole game. `stamp`
-is the same for the levels in which one microbatch is scheduled, and stamped (see pplab_blocks). For print and for
-readers without scripts a level is its question in words. A page loads the scripts, and what they know of schedules and
-levels, only if it has one of these views.
+is one level of the game (see pplab_levels) with a link to all of them, and without the option it is the whole game.
+`stamp` is the same for the levels in which one microbatch is scheduled and stamped (see pplab_blocks). For print and
+for readers without scripts, a level is its question in words. A page loads the scripts, and their knowledge of
+schedules and levels, only if it has one of these views.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ FIRST = (
 
 
 class view(nodes.General, nodes.Element):
-    """A view: its kind, its root element's attributes, and the HTML of what stands there without scripts."""
+    """A view, from its kind, its root element's attributes, and the HTML for readers without scripts."""
 
 
 class state_link(nodes.Inline, nodes.TextElement):
@@ -117,8 +117,8 @@ class state_link(nodes.Inline, nodes.TextElement):
 
 
 class ExplorerDirective(SphinxDirective):
-    """An explorer that starts from the options' settings. `controls`: those not folded away; `page`: the one whose
-    state is in the address, with all controls."""
+    """An explorer that starts from the options' settings. `controls` are those that aren't folded away. `page` marks
+    the one whose state is in the address, with all controls."""
 
     option_spec = {  # noqa: RUF012
         **{name: read for name, (read, _) in SETTINGS.items()},
@@ -144,14 +144,14 @@ class ExplorerDirective(SphinxDirective):
 
 
 class PlayDirective(Directive):
-    """The game: schedules built by hand. With `level`, that one level."""
+    """The game: schedules built by hand. With `level` it is that one level."""
 
     option_spec = {"level": directives.unchanged_required}  # noqa: RUF012
     levels = pplab_levels.LEVELS
     anchor: dict[str, str] = {}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
-        """The game, around its questions in words."""
+        """The game, with its questions in words inside."""
         only = self.options.get("level")
         shown = [level for level in self.levels if only in (None, level.id)]
         if not shown:
@@ -166,7 +166,7 @@ class PlayDirective(Directive):
 
 
 class StampDirective(PlayDirective):
-    """The game's levels in which one microbatch is scheduled: a block, which the page stamps."""
+    """The game's levels in which one microbatch is scheduled, as a block that the page stamps."""
 
     levels = pplab_blocks.LEVELS
     anchor = {"id": "stamp"}  # noqa: RUF012 (what a level's link to all of them leads to)
@@ -188,14 +188,14 @@ def explore(name: str, rawtext: str, text: str, lineno: int, inliner, options=No
 
 
 def encode(state: dict[str, object]) -> str:
-    """The state as the fragment of an address: what differs from the defaults."""
+    """The state as the fragment of an address: all that differs from the defaults."""
 
     said = {k: v for k, v in state.items() if k == "schedule" or v != SETTINGS[k][1]}
     return "&".join(f"{name}={quote(pplab_frames.text_of(value), safe='')}" for name, value in said.items())
 
 
 def timelines(state: dict[str, object]) -> list:
-    """What the explorer shows for a state, by pplab. ValueError says which setting can't be."""
+    """The timelines that the explorer shows for a state, made by pplab. ValueError names a setting that can't be."""
     from pplab_course.notebook import explored
 
     return explored(**{name.replace("-", "_"): state[name] for name in SETTINGS if name not in ON_THE_PAGE})
@@ -220,7 +220,7 @@ def _said(options: dict) -> str:
 
 
 def visit_html(self, node: nodes.Element) -> None:
-    """Write the root element, with where the view's own page is, and the picture in it."""
+    """Write the root element, with the address of the view's own page, and the picture in it."""
     attributes = {"class": f"pplab-{node['kind']}", **node["attributes"]}
     builder, here = self.builder, self.builder.current_docname
     there = PAGE if node["kind"] == "explorer" else GAME
@@ -251,7 +251,7 @@ def skip(self, node: nodes.Element) -> None:
 
 
 def load_scripts(app, pagename, templatename, context, doctree) -> None:
-    """Give a page the scripts of the views that it has."""
+    """Load a page's scripts for the views that it has."""
     kinds = {node["kind"] for node in doctree.findall(view)} if doctree else set()
     if doctree and next(doctree.findall(state_link), None):
         kinds.add("explorer")
@@ -267,12 +267,11 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
 
 
 def take_files(app, config) -> None:
-    """Take the explorer's files from the package: there is one copy of them, which `lab.explore` uses, too."""
+    """Take the explorer's files from the package, because there is one copy of them, which `lab.explore` uses, too."""
     config.html_static_path.append(str(STATIC.parent))
 
 
 def setup(app) -> None:
-    """Register the directives and what they load."""
     app.connect("config-inited", take_files)
     app.add_node(view, html=(visit_html, None), **{name: (skip, None) for name in ("latex", "text", "man", "texinfo")})
     app.add_node(state_link, html=(visit_link, depart_link))

@@ -1,9 +1,9 @@
-"""The page's explorer and game in a notebook: each a frame, with all that it needs packed in its output.
+"""The page's explorer and game in a notebook. Each is a frame, with everything that it needs packed into its output.
 
-Where a notebook is trusted, the frame runs, without a network. Elsewhere (on a code host, in a fresh clone) a viewer
-drops it, and what stands there instead is left: the explorer's picture, an output of its own above the frame, and of a
-level of the game its question. `pplab_course.notebook` has `explore` and `play` for cells, and the page's own picture
-of an explorer, for print, is `picture` here, too.
+In a trusted notebook the frame runs without a network. Elsewhere (on a code host, in a fresh clone) a viewer drops it,
+and a replacement is left: the explorer's picture, which is an output of its own above the frame, or the question of a
+level of the game. `pplab_course.notebook` has `explore` and `play` for cells. The page's own picture of an explorer,
+for print, is `picture` here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BOOK = Path(__file__).parents[1] / "_static"  # where those of play/ are
 
 
 def explore(schedule: str, compare: str, controls: str, **settings: object) -> None:
-    """Show the picture of an explorer, and the explorer, which takes the picture's place."""
+    """Show the picture of an explorer, and the explorer, which replaces the picture."""
     from matplotlib import pyplot as plt
 
     shown = picture(schedule=schedule, compare=compare, **settings)
@@ -50,7 +50,7 @@ def picture(
     path: bool = False,
     **settings: object,
 ) -> Figure:
-    """What an explorer with these settings shows at first; of held forwards (`memory`) a picture has nothing."""
+    """What an explorer with these settings shows at first. A picture has nothing about held forwards (`memory`)."""
     shown = explored(**settings)
     if tickets:
         return pictures.tickets(shown[0], at=time, latency=settings.get("latency", 0)).figure
@@ -60,7 +60,7 @@ def picture(
 
 
 def play(name: str) -> None:
-    """Show a level of the game. ValueError for one that there isn't."""
+    """Show a level of the game. Raises ValueError for an unknown one."""
     asked = [f"{level.title}. {level.task()}" for level in pplab_levels.LEVELS if level.id == name]
     if not asked:
         known = ", ".join(level.id for level in pplab_levels.LEVELS)
@@ -72,7 +72,7 @@ def play(name: str) -> None:
 
 
 def template(kind: str) -> str:
-    """What a view of that kind is made of, which its script fills; `@` begins its ids."""
+    """The markup of a view of that kind, which its script fills. `@` begins its ids."""
     place = STATIC if kind == "explorer" else BOOK / "play"
     return f'<template id="pplab-{kind}-live">{(place / f"{kind}.html").read_text("utf-8")}</template>'
 
@@ -82,7 +82,7 @@ def show_frame(page: str, what: str, instead: str) -> None:
 
 
 def text_of(value: object) -> str:
-    """A setting as an address has it: 3,4,2 for a tuple."""
+    """A setting as an address writes it: 3,4,2 for a tuple."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

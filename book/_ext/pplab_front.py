@@ -9,10 +9,10 @@
     ```
 
 runs a step of sixteen sequences of the running case under each of these schedules, side by side, and ends when `until`
-does. A schedule that fills a GPU stops there. In the page stands the end, with all that was drawn on the way: it
-is printed, and readers without scripts have it. `_static/race.js` plays it, on the explorers' clock.
+does. A schedule that fills a GPU stops there. The page shows the end, with everything that was drawn on the way, for
+print and for readers without scripts. `_static/race.js` plays it, on the explorers' clock.
 
-A page writes `{{ course_in_figures }}` where it says how many chapters, minutes, schedules and exercises there are.
+Write `{{ course_in_figures }}` on a page for the numbers of chapters, minutes, schedules and exercises.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class race(nodes.raw):
 
 
 class RaceDirective(SphinxDirective):
-    """The race of the schedules that stand in its lines, a step of so many microbatches each."""
+    """The race of the schedules in its lines, each with a step of so many microbatches."""
 
     required_arguments, has_content = 1, True
     option_spec = {"until": directives.unchanged_required}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
-        """Simulate and draw; a schedule that can't be is a build error."""
+        """Simulate and draw. A schedule that can't be built is a build error."""
         try:
             return [
                 race(
@@ -111,7 +111,7 @@ def race_html(lines: list[str], num_microbatches: int, until: str) -> str:
 
 
 def legend(case: lab.Case) -> str:
-    """What colours, dots and bars are."""
+    """The meaning of colours, dots and bars."""
 
     def box(fill: str, shape: str = "box") -> str:
         return f'<i class="pplab-{shape}" style="background:{fill}"></i>'
@@ -138,7 +138,7 @@ class Lane:
         self.spans = [span for span in row.timeline.spans if span.start < self.shown]
 
     def data(self) -> dict:
-        """What the script needs to play it: times in seconds, what is held as a share of the room."""
+        """What the script needs to play it: times in seconds, and what is held as a share of the room."""
         return {
             "end": round(self.ends, 4),
             "held": [
@@ -150,7 +150,7 @@ class Lane:
         }
 
     def done(self) -> list[float]:
-        """When each microbatch had been all the way: at the end of its last action."""
+        """When each microbatch had gone all the way, which is at the end of its last action."""
         last: dict[int, float] = defaultdict(float)
         for span in self.row.timeline.spans:
             for action in actions.parts(span.action):
@@ -158,7 +158,8 @@ class Lane:
         return sorted(time for time in last.values() if time <= self.shown)
 
     def sent(self) -> list[list[float]]:
-        """Per message: when it leaves, when its dot arrives, from and to which rank, 1 for activations or 0."""
+        """For every message, when it leaves, when its dot arrives, the ranks that it leaves and reaches, and 1 for
+        activations or 0."""
         schedule, found = self.row.timeline.schedule, []
         takes = self.row.case.message_ms / 1e3 * SLOWER
         for rank, item, _, end in self.spans:
@@ -217,7 +218,7 @@ class Lane:
 
 
 def course_in_figures(notebooks: Path) -> str:
-    """How much there is of the course, counted in the chapters."""
+    """The size of the course, counted in the chapters."""
     minutes = exercises = 0
     chapters = sorted(notebooks.glob("*.ipynb"))
     for chapter in chapters:
@@ -235,7 +236,7 @@ def course_in_figures(notebooks: Path) -> str:
 
 
 def substitute(app, config) -> None:
-    """Have the first page say it."""
+    """Put the figures into the first page."""
     config.myst_substitutions = {
         **config.myst_substitutions,
         "course_in_figures": course_in_figures(ROOT / "notebooks"),
@@ -250,7 +251,6 @@ def load_script(app, pagename, templatename, context, doctree) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("config-inited", substitute)
     app.connect("html-page-context", load_script)
     app.add_directive("race", RaceDirective)

@@ -1,7 +1,7 @@
-"""The game's levels: what each asks, and what it says to a player who got there.
+"""The game's levels: what each asks, and what it tells a player who has solved it.
 
-A text shows the wall and keeps the answer: what is clever about an order, and its name, stand in `end` alone. Figures
-in the texts are simulated here, and the page simulates the same references (play.js).
+A text shows the wall and keeps the answer to itself. The clever idea of an order, and its name, are in `end` alone.
+Figures in the texts are simulated here, and the page simulates the same references (play.js).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DURATIONS = ("forward", "backward", "backward_input", "backward_weight", "latenc
 
 @dataclass(frozen=True)
 class Level:
-    """A level. `end` must be true of every order that reaches the goal: there may be several."""
+    """A level. `end` must be true of every order that reaches the goal, because there may be several."""
 
     id: str
     title: str
@@ -42,7 +42,7 @@ class Level:
         return simulate(schedule, self.costs.finer(stages_per_rank))
 
     def task(self) -> str:
-        """What is asked, with its figures."""
+        """The question, with its figures."""
         costs = self.costs.finer(self.stages_per_rank)
         backward = f"a backward {costs.backward:g}" if costs.backward else f"I and W {costs.backward_input:g} each"
         message = f", a message {costs.latency:g}" if costs.latency else ""
@@ -173,7 +173,7 @@ LEVELS = (
 
 
 def script() -> str:
-    """What play.js needs before it: the levels, as a global, by the page's names."""
+    """The script that play.js needs before it: the levels, as a global, with the page's names."""
     return f"var pplabLevels = {in_script([_told(level) for level in LEVELS])};"
 
 

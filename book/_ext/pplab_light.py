@@ -1,8 +1,8 @@
-"""Pages that load only what they need: done to the pages once they are written.
+"""Make pages load only what they need. This runs once the pages are written.
 
-An icon is the drawing that the theme's font script would put there, and the script isn't loaded; style sheets without a
-use aren't, either. What matplotlib has drawn loses what no reader sees: names that nothing refers to (those that
-something does are unique in the page), decimals below a hundredth of a point, styles that are written out each time.
+An icon becomes the drawing that the theme's font script would put there, so that script isn't loaded, and neither are
+unused style sheets. What matplotlib has drawn loses what no reader sees: names that nothing refers to (used ones are
+unique in the page), decimals below a hundredth of a point, and styles that are written out each time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def lighten(app, exception) -> None:
 
 
 def light(page: str, drawn: str) -> str:
-    """The page's HTML; `drawn`: the script that has the icons."""
+    """The page's HTML, lightened. `drawn` is the script that has the icons."""
     page = ICON.sub(lambda found: icon(found[2].split(), found[3], drawn), page)
     page = ICON_SCRIPT.sub("", page)
     if 'class="sd-' not in page:
@@ -60,7 +60,7 @@ def light(page: str, drawn: str) -> str:
 
 @cache
 def outline(name: str, drawn: str) -> tuple:
-    """What the script has of an icon, which is searched for once: it is long."""
+    """The script's outline of an icon. Each is searched for once, because the script is long."""
     key, other = (
         rf'[,{{]"?{re.escape(name)}"?:',
         rf':(?=\[\d+,\d+,\[[^\]]*"{re.escape(name)}")',
@@ -72,7 +72,7 @@ def outline(name: str, drawn: str) -> tuple:
 
 
 def icon(classes: list[str], more: str, drawn: str) -> str:
-    """One icon as the theme's script draws it: an element's classes that name it, and its other attributes."""
+    """One icon as the theme's script draws it, given an element's classes that name it, and its other attributes."""
     name = next(each.removeprefix("fa-") for each in classes if each.startswith("fa-") and each not in STYLES)
     kept = " ".join(each for each in classes if each not in STYLES or each == "fa-lg")
     width, height, _, _, path = outline(name, drawn)
@@ -114,7 +114,7 @@ def drawing(svg: str, name: str) -> str:
 
 
 def clean(element: ElementTree.Element, names: dict[str, str]) -> None:
-    """Shorten one element's names and numbers."""
+    """Shorten the names and numbers of one element."""
     if element.tag != f"{SVG}text":
         element.text = (element.text or "").strip() or None
     element.tail = None
@@ -135,7 +135,7 @@ def clean(element: ElementTree.Element, names: dict[str, str]) -> None:
 
 
 def straight(path: str) -> str:
-    """A path whose lines across and down say one number instead of two: most shapes are bars."""
+    """A path whose horizontal and vertical lines have one number instead of two, because most shapes are bars."""
     made, at = [], None
     for letter, given in re.findall(r"([A-Za-z])([^A-Za-z]*)", path):
         to = given.split()
@@ -151,7 +151,7 @@ def straight(path: str) -> str:
 
 
 def unwrap(element: ElementTree.Element) -> None:
-    """Take out groups that say nothing, and make one of neighbours that are clipped alike: labels, or bars."""
+    """Remove groups that have no effect, and join neighbours that are clipped alike, such as labels or bars."""
     children: list[ElementTree.Element] = []
     for child in element:
         unwrap(child)
@@ -166,14 +166,14 @@ def unwrap(element: ElementTree.Element) -> None:
 
 
 def alike(one: ElementTree.Element, other: ElementTree.Element) -> bool:
-    """Whether both are clipped groups, or clipped closed shapes, that differ in nothing but what they hold or where."""
+    """Whether both are clipped groups, or clipped closed shapes, that differ only in their content or place."""
     if one.tag != other.tag or "clip-path" not in one.attrib or {**one.attrib, "d": ""} != {**other.attrib, "d": ""}:
         return False
     return one.tag == GROUP or one.get("d", "").endswith("z") and other.get("d", "").endswith("z")
 
 
 def share_styles(root: ElementTree.Element, name: str) -> None:
-    """Give styles of texts that stand there more than once a class of the drawing's own."""
+    """Give repeated styles of texts a class of the drawing's own."""
     texts = [*root.iter(f"{SVG}text")]
     often = [style for style, times in Counter(each.get("style") for each in texts).items() if style and times > 1]
     classes = {style: f"{name}{letter}" for style, letter in zip(often, letters(), strict=False)}
@@ -194,6 +194,6 @@ def letters() -> Iterator[str]:
 
 
 def setup(app) -> dict:
-    """Register it: last, since it rewrites what others have written."""
+    """Register the extension, as the last one, since it rewrites what others have written."""
     app.connect("build-finished", lighten, priority=950)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

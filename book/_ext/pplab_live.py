@@ -1,10 +1,10 @@
-"""Cells that run in their page: marked by their notebook's ids, with what they need beside it in _static/live.
+"""Cells that run in their page. They are marked by their notebook's ids, and what they need is in _static/live.
 
-On a page in Markdown these are the cells tagged `live`, each of which runs alone, and its id is made of its text.
+On a page in Markdown these are the cells tagged `live`. Each of them runs alone, and its id is made from its text.
 
-A page loads nothing but page.js and live.css before its reader asks. Then it loads the sources of the chapter's cells
-(CHAPTER.js), Python with the package of this commit, in pieces (python-N.js), and the editor (editor.js): scripts all,
-since a page opened as a file can load nothing else.
+Before its reader asks, a page loads only page.js and live.css. Then it loads the sources of the chapter's cells
+(CHAPTER.js), Python with the package of this commit, in pieces (python-N.js), and the editor (editor.js). All of these
+are scripts, since a page opened as a file can load nothing else.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _WHEN = (1980, 1, 1, 0, 0, 0)  # of every file in an archive, so that the same f
 
 @cache
 def needs() -> dict[str, dict[str, str]]:
-    """What the page can't have, by chapter and cell: made by tests/pages/test_live.py."""
+    """What the page lacks, by chapter and cell, as tests/pages/test_live.py writes it."""
     return json.loads((LIVE / "needs.json").read_text())
 
 
 def mark(app, docname: str, source: list[str]) -> None:
-    """Note each code cell's id where the page's doctree finds it."""
+    """Note each code cell's id in the page's doctree."""
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
     notebook = json.loads(source[0])
@@ -51,7 +51,7 @@ def mark(app, docname: str, source: list[str]) -> None:
 
 
 def dress(app, doctree: nodes.document) -> None:
-    """Give the cells that are marked an id and classes, by which page.js knows them."""
+    """Give the marked cells an id and classes, by which page.js finds them."""
     for node in doctree.findall(nodes.container):
         if node.get("nb_element") != "cell_code":
             continue
@@ -76,7 +76,7 @@ def add_scripts(app, pagename: str, templatename: str, context: dict, doctree: n
 
 
 def cells_file(folder: str | Path, pagename: str) -> tuple[str, str]:
-    """Name and text of the script with a chapter's cells; its name changes with its text, as those of the pieces do."""
+    """Name and text of the script with a chapter's cells. Its name changes with its text, like those of the pieces."""
     place = next(place for place in Path(folder).glob(f"{pagename}.*") if place.suffix in (".ipynb", ".md"))
     beside = place.parent / "measured" / f"{place.stem}.json"
     measured = json.loads(beside.read_text()) if beside.exists() else {}
@@ -102,7 +102,7 @@ def code_cells(page: Path) -> list[dict]:
 
 
 def named(source: str) -> str:
-    """The id of a cell that has none."""
+    """An id for a cell that has none."""
     return _hash(source.strip().encode())
 
 
@@ -110,7 +110,7 @@ _pieces: dict[str, str] = {}
 
 
 def pieces() -> dict[str, str]:
-    """Python and the package, as scripts by name: the pieces of an archive in base64."""
+    """Python and the package as scripts, by name, with the pieces of an archive in base64."""
     if not _pieces:
         with zipfile.ZipFile(io.BytesIO(pinned())) as given:
             files = {name: given.read(name) for name in IN_THE_WORKER}
@@ -125,7 +125,7 @@ def pieces() -> dict[str, str]:
 
 
 def pinned() -> bytes:
-    """The pinned file; raises ExtensionError where it isn't the one that the repository names."""
+    """The pinned file. Raises ExtensionError if it isn't the one that the repository names."""
     found, expected = PINNED.read_bytes(), PINNED.with_suffix(".sha256").read_text().split()[0]
     if (got := hashlib.sha256(found).hexdigest()) != expected:
         raise ExtensionError(
@@ -136,9 +136,10 @@ def pinned() -> bytes:
 
 
 def app_files() -> Iterator[tuple[str, bytes]]:
-    """What lies in the page's folder /app, as in the repository: the package, the exercises, recordings, the kernel.
+    """The files of the page's folder /app, laid out like the repository: the package, the exercises, recordings, the
+    kernel.
 
-    The explorer's own files are for `lab.explore` in a reader's cell, which shows its frame in the page, too.
+    They include the explorer's own files, because `lab.explore` in a reader's cell shows its frame in the page, too.
     """
     for top in ("pplab", "pplab_course"):
         for path in sorted((ROOT / "src" / top).rglob("*")):
@@ -164,7 +165,7 @@ def _hash(content: bytes) -> str:
 
 
 def write(app, builder) -> None:
-    """Write the scripts beside the page's other static files."""
+    """Write the scripts next to the page's other static files."""
     if builder.format != "html":
         return
     chapters = [name for name in app.env.found_docs if code_cells(Path(app.env.doc2path(name)))]
@@ -184,7 +185,6 @@ def write(app, builder) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("source-read", mark, priority=400)  # before pplab_notebooks takes cells away
     app.connect("doctree-read", dress)
     app.connect("html-page-context", add_scripts)

@@ -63,7 +63,7 @@ ANYWHERE = (
 
 
 def read(app, docname: str, source: list[str]) -> None:
-    """Rewrite a notebook's text as it is read."""
+    """Rewrite a notebook's text when it is read."""
     if not str(app.env.doc2path(docname)).endswith(".ipynb"):
         return
     notebook = json.loads(source[0])
@@ -73,8 +73,8 @@ def read(app, docname: str, source: list[str]) -> None:
 
 
 def on_the_page(cell: dict) -> Iterator[dict]:
-    """The cell for the page: Markdown as MyST, nothing where a text is for elsewhere, and an explorer or a level of the
-    game before the cell that shows it elsewhere."""
+    """The cell for the page: Markdown as MyST, nothing for a text that is for other viewers, and an explorer or a level
+    of the game before the cell that shows it elsewhere."""
     text, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
     if "elsewhere" in tags:
         return
@@ -99,7 +99,7 @@ def on_the_page(cell: dict) -> Iterator[dict]:
 
 
 def only_checks(cell: dict) -> bool:
-    """Whether a cell asserts, and prints nothing but that it did."""
+    """Whether a cell only asserts, and prints no more than that it did."""
     if any(output["output_type"] != "stream" for output in cell["outputs"]):
         return False
     said = "".join("".join(output["text"]) for output in cell["outputs"])
@@ -107,7 +107,7 @@ def only_checks(cell: dict) -> bool:
 
 
 def number_figures(cells: Iterable[dict], chapter: str) -> None:
-    """Note in the metadata of each cell with a figure which one of the chapter that is. An explorer is one if it has a
+    """Note in the metadata of each cell with a figure its number in the chapter. An explorer is a figure if it has a
     title."""
     drawn = (cell for cell in cells if any(PAGE in output.get("data", ()) for output in cell.get("outputs", ())))
     shown = (cell["metadata"] for cell in drawn)
@@ -121,12 +121,12 @@ def anchor_of(figure: dict[str, str]) -> str:
 
 
 def curly(text: str) -> str:
-    """With the apostrophes that the page's other texts have."""
+    """The text with the apostrophes that the page's other texts have."""
     return text.replace("'", "\N{RIGHT SINGLE QUOTATION MARK}")
 
 
 def fold_answers(cells: Iterable[dict]) -> Iterator[dict]:
-    """The cells, with each run of those that answer a guess between the ends of one fold."""
+    """The cells, where each run of those that answer a guess is inside one fold."""
     for is_answer, run in groupby(cells, lambda cell: bool(answered(cell))):
         inside = [*run]
         if not is_answer:
@@ -140,14 +140,14 @@ def fold_answers(cells: Iterable[dict]) -> Iterator[dict]:
 
 
 def answered(cell: dict) -> str:
-    """What a cell says if it is, or belongs to, the answer of a guess."""
+    """The words of a cell that is, or belongs to, the answer of a guess."""
     said = "".join(cell["source"])
     found = ANSWER.fullmatch(said) if cell["cell_type"] == "markdown" else None
     return found[1] if found else said * ("answer" in cell["metadata"].get("tags", ()))
 
 
 def caption_figures(app, doctree: nodes.document) -> None:
-    """Give each figure an anchor, and below it its number, which links there, and what it shows."""
+    """Give each figure an anchor, and put below it its number, which links there, and its title."""
     for node in [*doctree.findall(nodes.container)]:
         if node.get("nb_element") != "cell_code" or not (told := node["cell_metadata"].get("figure")):
             continue
@@ -162,7 +162,7 @@ def caption_figures(app, doctree: nodes.document) -> None:
 
 
 def myst(text: str) -> str:
-    """A Markdown cell's text with the roles and directives that it stands for."""
+    """A Markdown cell's text with the roles and directives that its Markdown means."""
     if text.startswith("# "):
         for pattern, made in HEAD:
             text = pattern.sub(made, text)
@@ -172,7 +172,8 @@ def myst(text: str) -> str:
 
 
 def directive(code: str) -> str:
-    """The explorer with the settings of `explore(...)`, or the level of `play(...)`, which is the code's end."""
+    """The explorer with the settings of `explore(...)`, or the level of `play(...)`, which is at the end of the
+    code."""
     call = ast.parse(code).body[-1].value
     name, places = {"explore": ("explorer", ("schedule", "compare")), "play": ("play", ("level",))}[call.func.id]
     given = dict(zip(places, call.args, strict=False)) | {key.arg: key.value for key in call.keywords}
@@ -184,20 +185,21 @@ def directive(code: str) -> str:
 
 
 class Charts:
-    """What myst-nb calls a plugin: it renders the page's form of a chart, and prefers it in HTML."""
+    """A plugin of myst-nb that renders the page's form of a chart, and prefers it in HTML."""
 
     mime_priority_overrides = (("html", PAGE, 1),)
 
     @staticmethod
     def handle_mime(renderer, data, inline: bool) -> list[nodes.Element] | None:
-        """The chart as it was made, where it is one."""
+        """The chart as it was made, where there is one."""
         if data.mime_type != PAGE:
             return None
         return [nodes.raw(text=data.string, format="html", classes=["output", "text_html"])]
 
 
 def setup(app) -> dict:
-    """Register all. myst-nb finds plugins among installed packages only, which the book's extensions are not."""
+    """Register everything. myst-nb finds plugins among installed packages only, and the book's extensions aren't
+    installed."""
     installed = render.load_mime_renders
     render.load_mime_renders = lambda: [Charts, *installed()]
     app.connect("source-read", read)

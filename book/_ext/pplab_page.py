@@ -1,7 +1,7 @@
-"""What a page says about itself, and where its source lives: tags for previews, launch and edit buttons.
+"""Information about a page and its source: tags for previews, launch and edit buttons.
 
-The repository's address is one setting: the environment variable PPLAB_REPOSITORY (empty: none) or, without it,
-`urls.Repository` in pyproject.toml. Where there is none, a page has no button and no link that leads nowhere.
+The repository's address is a single setting: the environment variable PPLAB_REPOSITORY (empty: none) or, without it,
+`urls.Repository` in pyproject.toml. Without an address, a page has no button and no link that leads nowhere.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def link_repository(app, config) -> None:
 
 
 def repository_parts(address: str) -> tuple[str, str, str]:
-    """Host, owner and name of a repository's address; raises ConfigError for anything else."""
+    """Host, owner and name of a repository's address. Raises ConfigError for anything else."""
     found = re.fullmatch(r"(?:https?://)?([\w.-]+)/([\w./-]+)/([\w.-]+?)(?:\.git)?/?", address)
     if not found or found[1] not in HOSTS:
         raise ConfigError(
@@ -71,13 +71,13 @@ def repository_parts(address: str) -> tuple[str, str, str]:
 
 
 def link_source(app, docname: str, source: list[str]) -> None:
-    """Lead from the words for it to the repository, where its address is set."""
+    """Turn the words "the repository that these pages come from" into a link, where its address is set."""
     if address := app.config.html_theme_options.get("repository_url"):
         source[0] = source[0].replace(SOURCE, f"[{SOURCE}]({address})")
 
 
 def fit_launch_buttons(app, pagename, templatename, context, doctree) -> None:
-    """Keep the launch buttons on notebooks only, and say on Colab's what a fresh machine there lacks."""
+    """Keep the launch buttons on notebooks only, and put on Colab's what a fresh machine there lacks."""
     buttons = context.get("header_buttons", [])
     if not str(app.env.doc2path(pagename, base=False)).endswith(".ipynb"):
         context["header_buttons"] = [button for button in buttons if button.get("label") != "launch-buttons"]
@@ -91,7 +91,7 @@ def fit_launch_buttons(app, pagename, templatename, context, doctree) -> None:
 
 
 def name_logo(app, config) -> None:
-    """The logo's alternative text, which the theme would make of a title that the first page leaves out."""
+    """Set the logo's alternative text, which the theme would make from a title that the first page leaves out."""
     if config.html_theme == "sphinx_book_theme":  # others may not know the option, and warn of it
         config.html_theme_options.setdefault("logo", {}).setdefault("alt_text", f"{config.html_title} - Home")
 
@@ -131,7 +131,8 @@ def preview(app, pagename: str, title: str, text: str, card: str) -> list[str]:
 
 
 def describe_front(app, exception) -> None:
-    """Give the file that leads on to the first page that page's preview: it is the address that people share."""
+    """Give the file that leads on to the first page the preview of that page, because it is the address that people
+    share."""
     front = Path(app.outdir) / "index.html"
     if exception or app.builder.name != "html" or app.config.root_doc == "index" or not front.exists():
         return
@@ -153,7 +154,7 @@ def describe_front(app, exception) -> None:
 
 
 def raw_address(app, path: str) -> str:
-    """Where a file of the repository can be fetched, or nothing where that isn't known."""
+    """The address from which a file of the repository can be fetched, or nothing where that isn't known."""
     options = app.config.html_theme_options
     if not (options.get("repository_url") or "").startswith("https://github.com/"):
         return ""
@@ -162,7 +163,7 @@ def raw_address(app, path: str) -> str:
 
 
 def description(doctree: nodes.document) -> str:
-    """The page's question, or else its first paragraph, in at most LONGEST characters."""
+    """The page's question, or its first paragraph, in at most LONGEST characters."""
     questions = [box for box in doctree.findall(nodes.container) if "question" in box["classes"]]
     paragraphs = questions or [p for p in doctree.findall(nodes.paragraph) if not isinstance(p.parent, nodes.list_item)]
     text = " ".join(paragraphs[0].astext().split()) if paragraphs else ""
@@ -172,7 +173,7 @@ def description(doctree: nodes.document) -> str:
 
 
 def name_cells(app, doctree: nodes.document) -> None:
-    """On a phone, a row of the ledger becomes a card, whose cells have to say what their column is."""
+    """On a phone, turn a row of the ledger into a card, whose cells have to name their column."""
     for node in [*doctree.findall(nodes.raw)]:
         if (told := node.astext()) != (named := TABLE.sub(as_cards, told)):
             node.replace_self(nodes.raw("", named, **{**node.attributes}))
@@ -189,20 +190,19 @@ def as_cards(table: re.Match) -> str:
 
 
 def speak_plainly(app, pagename, templatename, context, doctree) -> None:
-    """Leave out what a screen reader would say in place of a fold's own words, and roles that are no more."""
+    """Remove what a screen reader would say instead of a fold's own words, and roles that are no longer valid."""
     for said in (' aria-label="Toggle hidden content"', ' role="doc-biblioentry"', ' role="list"'):
         context["body"] = context.get("body", "").replace(said, "")
 
 
 def load_playhead(app, pagename, templatename, context, doctree) -> None:
-    """Give a page with charts of time what plays them."""
+    """Load the script that plays charts of time on a page that has some."""
     if 'class="pplab-figure"' in context.get("body", ""):
         for script in ("explorer/clock.js", "playhead.js"):
             app.add_js_file(script, loading_method="defer")
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("config-inited", link_repository)
     app.connect("config-inited", name_logo)
     app.connect("doctree-read", name_cells)

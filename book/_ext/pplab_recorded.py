@@ -1,4 +1,4 @@
-"""What pages say of GPUs is made of what is recorded. A page writes one of these names in double braces:
+"""Make what pages say about GPUs from what is recorded. Write one of these names in double braces on a page:
 
 measured_on_gpus    which GPUs were measured, and when; or that none was
 executed_on         where the notebooks' own outputs come from
@@ -19,7 +19,7 @@ PLAYED = ROOT / "book" / "_ext" / "healthy_run.txt"
 
 
 def sentences(recorded: Path, notebooks: Path) -> dict[str, str]:
-    """What stands for each name, of the recordings in one folder and the notebooks in another."""
+    """The text for each name, made from the recordings in one folder and the notebooks in a second one."""
     return {
         "measured_on_gpus": results.said(recorded),
         "executed_on": "a machine with GPUs" if any(map(_on_gpus, notebooks.glob("*.ipynb"))) else "two CPU cores",
@@ -28,14 +28,15 @@ def sentences(recorded: Path, notebooks: Path) -> dict[str, str]:
 
 
 def _on_gpus(notebook: Path) -> bool:
-    """Whether a cell of a notebook says that ranks ran on GPUs."""
+    """Whether a cell of a notebook shows that ranks ran on GPUs."""
     cells = json.loads(notebook.read_text())["cells"]
     outputs = [json.dumps(cell["outputs"]) for cell in cells if cell["cell_type"] == "code"]
     return any("ranks on cuda:" in output for output in outputs)
 
 
 def first_look(folder: Path) -> tuple[str, list[str]] | None:
-    """What the part `smoke` printed where it was recorded last, and on what and when; None where it wasn't."""
+    """What the part `smoke` printed where it was recorded last, with the device and the date, or None where it
+    wasn't."""
     found = [each for each in results.load(folder) if each.data["kind"] == "cuda" and each.rows("smoke")]
     if not found:
         return None
@@ -53,11 +54,10 @@ def _healthy_run(recorded: Path) -> str:
 
 
 def substitute(app, config) -> None:
-    """Have the pages say it."""
+    """Put the texts into the pages."""
     config.myst_substitutions = {**config.myst_substitutions, **sentences(ROOT / "results", ROOT / "notebooks")}
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("config-inited", substitute)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

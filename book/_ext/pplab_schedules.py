@@ -1,8 +1,8 @@
-"""What the page's explorer knows of the package's schedules, derived from the registry when the page is built.
+"""What the page's explorer knows about the package's schedules, derived from the registry when the page is built.
 
-The page makes the rows of a schedule by itself, for any sizes, where core.js has a function for it. Of a schedule that
-core.js lacks the page gets the package's rows, for some sizes: a new schedule needs nothing here to show up. Where
-costs decide the order, as in one that is searched for, these are the rows for equal times.
+The page makes the rows of a schedule itself, for any sizes, if core.js has a function for it. For other schedules the
+page gets the package's rows, for some sizes, so a new schedule needs nothing here to show up. Where costs decide the
+order, as in one that is searched for, these are the rows for equal times.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ SIZES = {"num_ranks": (2, 4, 8), "num_microbatches": (4, 8, 16, 32), "stages_per
 
 
 def script() -> str:
-    """What core.js needs before it: the schedules, as a global."""
+    """The script that core.js needs before it: the schedules, as a global."""
     return f"var pplabSchedules = {in_script(schedules())};"
 
 
 def schedules() -> list[dict]:
-    """What the page is told of each schedule, in the order of the registry; `rows` only where it makes none itself."""
+    """What the page learns about each schedule, in the order of the registry. `rows` are only for those that it can't
+    make."""
     made = in_javascript()
     builders = known()
     rows = [{} if builder.name in made else {"rows": package_rows(builder)} for builder in builders]
@@ -40,7 +41,8 @@ def in_javascript() -> set[str]:
 
 @cache
 def package_rows(builder: Builder) -> dict[str, list[str] | str]:
-    """By "P,M", or "P,M,V" in a loop, a text per rank, or why the package refuses. Made once: some are searched for."""
+    """By "P,M", or "P,M,V" in a loop, a text per rank, or why the package refuses. They are made once, because some are
+    searched for."""
     options = [name for name in SIZES if name in {"num_ranks", "num_microbatches", *builder.options}]
     found: dict[str, list[str] | str] = {}
     for sizes in product(*(SIZES[name] for name in options)):

@@ -1,11 +1,11 @@
-"""The book's search goes through sections, not pages: titles, texts, and the words that an `{index}` leads to.
+"""The book's search goes through sections instead of pages: titles, texts, and the words that an `{index}` leads to.
 
-A section names the questions that it answers, in the words of those who ask, in a comment in its own file, which may be
-a notebook: `<!-- asked: uneven pipeline, layers not divisible -->`.
+A section lists the questions that it answers, in the words of people who ask, in a comment in its own file, which may
+be a notebook: `<!-- asked: uneven pipeline, layers not divisible -->`.
 
-A term of the glossary and a name of the package are sections, too. One script has all of them with their texts, so that
-results are quoted also where pages are opened as files; book/_static/pplab_search.js ranks them, on the page that
-book/_templates/search.html makes. Sphinx' own index, which knows pages and whole words only, isn't used.
+A term of the glossary and a name of the package are sections, too. One script has all of them with their texts, so
+results can be quoted even where pages are opened as files. book/_static/pplab_search.js ranks them, on the page that
+book/_templates/search.html makes. Sphinx' own index isn't used, because it only knows pages and whole words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEADS = (nodes.title, nodes.term, addnodes.desc_signature)
 
 
 class Section:
-    """What a search can lead to: a section without those in it, a term, or a name of the package."""
+    """A target of the search: a section without those inside it, a term, or a name of the package."""
 
     def __init__(self, node: nodes.Element) -> None:
         heads = [child for child in node.children if isinstance(child, HEADS)]
@@ -39,7 +39,7 @@ class Section:
 
 
 def sections(tree: nodes.document) -> list[Section]:
-    """A page's sections, in their order."""
+    """The sections of a page, in their order."""
     found: list[Section] = []
     leads: list[tuple[str, str]] = []  # words of the index, and the ids that they lead to
     holds: dict[str, Section] = {}
@@ -72,7 +72,7 @@ def sections(tree: nodes.document) -> list[Section]:
 
 
 def readable(node: nodes.Element) -> str:
-    """A node's text in a line, formulas as far as they are letters."""
+    """The text of a node in one line, with formulas as far as they are letters."""
     if isinstance(node, addnodes.desc_signature):
         return f"{node['module']}.{node['fullname']}"
     texts = (
@@ -84,7 +84,7 @@ def readable(node: nodes.Element) -> str:
 
 
 def letters(formula: str) -> str:
-    """What is left of a formula in TeX without its commands."""
+    """A formula in TeX without its commands."""
     return re.sub(r"\\(?:[a-z]+|.)|[{}]", "", formula.replace(r"\cdot", "·"))
 
 
@@ -109,7 +109,6 @@ def write(app, exception) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.config.templates_path.append("book/_templates")
     app.connect("build-finished", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,7 +1,7 @@
-"""The glossary comes to where its terms are used.
+"""Show the glossary where its terms are used.
 
-A page carries the definitions of the terms that it links, which pplab_page.js shows beside the links. Under each term
-the glossary says which pages use it.
+A page carries the definitions of the terms that it links, and pplab_page.js shows them next to the links. Under each
+term the glossary lists the pages that use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GLOSSARY = "book/glossary"
 
 
 def look_up(app, env) -> None:
-    """Note each term's definition, and of every page the first section that uses it."""
+    """Note each term's definition, and for every page the first section that uses the term."""
     app.term_uses, app.term_texts = {}, {}
     if GLOSSARY not in env.found_docs:
         return
@@ -29,20 +29,20 @@ def look_up(app, env) -> None:
 
 
 def terms(tree: nodes.document) -> list[nodes.definition_list_item]:
-    """The glossary's entries: a term, then its definition."""
+    """The entries of the glossary, each a term and its definition."""
     return [
         item for glossary in tree.findall(addnodes.glossary) for item in glossary.findall(nodes.definition_list_item)
     ]
 
 
 def place(env, docname: str) -> tuple:
-    """Chapters by number, then other pages by title."""
+    """The order of pages: chapters by number, then other pages by title."""
     number = env.toc_secnumbers.get(docname, {}).get("", ())
     return not number, number, env.titles[docname].astext()
 
 
 def section_of(node: nodes.Node) -> str:
-    """Where in its page a node is: a section's address, or nothing in the page's own section."""
+    """The address of the section that a node is in, or nothing in the page's own section."""
     while not isinstance(node, nodes.section):
         node = node.parent
     return f"#{node['ids'][0]}" if isinstance(node.parent, nodes.section) else ""
@@ -80,7 +80,6 @@ def carry_definitions(app, pagename, templatename, context, doctree) -> None:
 
 
 def setup(app) -> dict:
-    """Register the extension."""
     app.connect("env-check-consistency", look_up)
     app.connect("doctree-resolved", say_where)
     app.connect("html-page-context", carry_definitions)

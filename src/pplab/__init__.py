@@ -1,7 +1,7 @@
 """pplab: build, validate, simulate, draw and run pipeline-parallel schedules.
 
-What is imported here is pure Python: torch and matplotlib load only where they are used.
-`pplab.lab` has what single chapters need, `pplab_course` the chapters' checkers.
+Importing it runs pure Python only, because torch and matplotlib are loaded when you first use them.
+`pplab.lab` has what single chapters need, and `pplab_course` has the checkers of their exercises.
 """
 
 from .actions import Action, Kind, Overlap

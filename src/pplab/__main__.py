@@ -1,4 +1,6 @@
-"""`python -m pplab`: the command line, which is in the lab. The one import from there."""
+"""`python -m pplab`: start the command line, which lives in the lab. Nothing else here imports from
+there.
+"""
 
 import sys
 

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
-    """What is done. The letters are PyTorch's; the zero-bubble papers write B for our I."""
+    """The kind of an action. The letters are PyTorch's, but the zero-bubble papers write B for our
+    I.
+    """
 
     F = "F"  # forward
     B = "B"  # full backward: I and W at once

@@ -18,11 +18,11 @@ PerMicrobatch = float | Sequence[PerStage]  # a stage may have one number for ea
 
 @dataclass(frozen=True)
 class Link:
-    """The way from one rank to another: a message arrives `latency` after it has passed at
-    `bandwidth`.
+    """The way from one rank to another. A message takes its size divided by `bandwidth`, then
+    `latency`.
 
-    A link's messages pass one after the other: a slow one makes a queue. Bandwidth is
-    `Costs.message` per unit of time.
+    The messages of a link pass one after the other, so they queue on a slow link. `bandwidth` is in
+    units of `Costs.message` per unit of time.
     """
 
     latency: float = 0
@@ -39,25 +39,28 @@ class Link:
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations, in one unit of your choice (`unit` names it in drawings).
+    """How long actions and messages take, in one unit of your choice (`unit` names it in drawings).
 
-    Durations are per stage: a number for all stages, or one value for each. Where microbatches
-    differ, a stage's value is a list with one for each of them: `forward=[[1, 2, 1]] * 4`. A stage
-    of a schedule with two stages per rank is half as deep, so `finer(2)` compares schedules on one
-    model.
+    Each duration belongs to a stage. Give one number for all stages, or one value per stage. If
+    microbatches differ, give each stage a list with one value per microbatch, for example
+    `forward=[[1, 2, 1]] * 4`. In a schedule with two stages per rank each stage is half as deep, so
+    use `finer(2)` to compare schedules on one model.
 
-    - `backward`: of a full backward; the sum of its halves when left out.
-    - `recompute`: added to a full backward or an input gradient, for activations that are computed
-      again.
-    - `overhead`: what every action takes besides, whatever its size. Two actions at once have it
-      once (the larger of two), since a rank takes them up as one item of its row.
-    - `overlap`: of two actions at once: "sum" or "max" of the two; a duration, of F and B; or of
-      pairs by their kinds {(F, I): 4}, with stages {("0F", "1I"): 4}, or {(0, 1): 6} for 0F and 1B,
-      in any order; others take the sum.
-    - `latency`, `bandwidth`: of every link between two ranks, but for those in
+    - `backward`: time of a full backward. By default it is the sum of its two halves.
+    - `recompute`: time that a full backward or an input gradient takes longer, because activations
+      are computed again.
+    - `overhead`: time that every action takes in addition, whatever its size. Two actions that run
+      at once pay it once (the larger of the two), since a rank takes them up as one item of its
+      row.
+    - `overlap`: time of two actions that run at once: "sum" or "max" of the two, or the duration of
+      an F with a B. To distinguish pairs, map them to durations, by kinds {(F, I): 4}, with stages
+      {("0F", "1I"): 4}, or {(0, 1): 6} for 0F and 1B, in any order. Pairs that you leave out take
+      the sum.
+    - `latency`, `bandwidth`: those of every link between two ranks, except for the links in
       `links[source, target]`.
-    - `message`: what a stage gives the next, and takes back as a gradient, in bandwidth's unit; per
-      stage: its output; per microbatch, like durations.
+    - `message`: size of what a stage sends to the next one, and gets back as a gradient, in the
+      unit of `bandwidth`. Give one value per stage for its output, and one per microbatch as for
+      durations.
     """
 
     forward: PerMicrobatch = 1
@@ -98,25 +101,26 @@ class Costs:
                 case (Integral(), Integral()), Link():
                     continue
             raise ValueError(
-                f"links must map (source rank, target rank) to a pplab.Link: {shown(dict([item]))}"
+                "links must map (source rank, target rank) to a pplab.Link, such as {(0, 1): "
+                f"pplab.Link(latency=1)}}, got {shown(dict([item]))}"
             )
 
     @property
     def by_microbatch(self) -> bool:
-        """Whether microbatches differ: some stage has one value for each."""
+        """Whether microbatches differ, that is, whether some stage has one value for each of
+        them.
+        """
         given = (getattr(self, name) for name in _PER_STAGE)
         return any(isinstance(x, tuple) and tuple in map(type, x) for x in given)
 
     def of(self, kind: Kind, stage: int) -> float:
-        """How long `kind` takes on `stage`. ValueError where microbatches differ."""
+        """How long `kind` takes on `stage`. Raises ValueError where microbatches differ."""
         return self._work(stage, kind, _ALL) + of_stage(self.overhead, stage, _ALL)
 
     def of_overlap(
         self, first_stage: int, second_stage: int, first: Kind = F, second: Kind = B
     ) -> float:
-        """How long two actions take at once: unless their kinds are said, a forward and a full
-        backward.
-        """
+        """How long two actions take at once. By default they are a forward and a full backward."""
         return self.of_item(
             Overlap(Action(first_stage, first, _ALL), Action(second_stage, second, _ALL))
         )
@@ -133,7 +137,7 @@ class Costs:
         return takes + max(of_stage(self.overhead, x.stage, x.microbatch) for x in halves)
 
     def _work(self, stage: int, kind: Kind, microbatch: int | None) -> float:
-        """How long an action takes alone, its overhead aside."""
+        """How long an action takes alone, without its overhead."""
         names = _WORK[kind]
         if kind == B and self.backward is not None:
             names = ["backward", *names[2:]]  # in place of its halves
@@ -146,19 +150,19 @@ class Costs:
     def occupancy(
         self, kind: Kind, stage: int, bandwidth: float, microbatch: int | None = None
     ) -> float:
-        """How long the message that `kind` on `stage` produces keeps a link of that bandwidth
-        busy.
-        """
+        """How long the message of `kind` on `stage` keeps a link of that bandwidth busy."""
         return of_stage(self.message, stage - (kind != F), microbatch) / bandwidth
 
     @property
     def has_queues(self) -> bool:
-        """Whether a message can wait for another one: some link has a finite bandwidth."""
+        """Whether one message can have to wait for a different one, because some link's bandwidth
+        is finite.
+        """
         return min([self.bandwidth, *(link.bandwidth for link in self.links.values())]) < inf
 
     def finer(self, stages_per_rank: int) -> Costs:
-        """The costs of the same model cut into `stages_per_rank` times as many stages, each with
-        the same overhead.
+        """The costs of the same model when it is cut into `stages_per_rank` times as many stages.
+        Each stage keeps the same overhead.
 
         >>> Costs(forward=2).finer(2).forward
         1.0
@@ -176,8 +180,8 @@ class Costs:
         )
 
     def check(self, num_stages: int, num_ranks: int, num_microbatches: int | None = None) -> None:
-        """Raise ValueError unless this fits `num_stages` stages on `num_ranks` ranks, and so many
-        microbatches: without a number, all have to take the same.
+        """Raise ValueError unless these costs fit so many stages, ranks and microbatches. Without a
+        number of microbatches, all microbatches have to take the same time.
         """
         if num_microbatches is None and self.by_microbatch:
             raise ValueError(_ALIKE)
@@ -194,7 +198,7 @@ class Costs:
 
 
 def _halves(pair: object) -> frozenset[str]:
-    """What a key of `overlap` pairs: {"F", "I"}, or with stages {"0F", "1I"}."""
+    """The two actions that a key of `overlap` names: {"F", "I"}, or with stages {"0F", "1I"}."""
     match pair:
         case (Integral() as forward, Integral() as backward):
             return frozenset((f"{forward}F", f"{backward}B"))
@@ -207,7 +211,7 @@ def _halves(pair: object) -> frozenset[str]:
 
 
 def _any(value: Any) -> bool:
-    """Whether something is above 0 in lists of lists."""
+    """Whether any number in lists of lists is above 0."""
     return any(map(_any, value)) if isinstance(value, tuple) else value > 0
 
 
@@ -226,7 +230,9 @@ _PER_STAGE = (*DURATIONS, "overhead", "message")
 def per_stage(
     name: str, value: Any, most: float = MOST, each: Callable[..., Any] = number
 ) -> PerStage:
-    """The value, checked: a number from 0 to `most`, or a tuple of what `each` makes of others."""
+    """Return a checked value: a number from 0 to `most`, or a tuple of what `each` returns for the
+    entries of a list.
+    """
     several = isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
     if several or getattr(value, "ndim", 0) > 0:  # an array of numpy's or torch's
         return tuple(each(name, x, most) for x in value)
@@ -234,8 +240,8 @@ def per_stage(
 
 
 def check_length(name: str, value: Any, count: int | None, each: str = "stage") -> None:
-    """Raise ValueError unless a list of values has one for every stage, or for each of something
-    else.
+    """Raise ValueError unless a list has one value for every stage (or for each of something
+    else).
     """
     if isinstance(value, tuple) and len(value) != count:
         given = f"{name} has {len(value)} values for {count} {each}{'e' * (each[-1] == 'h')}s"
@@ -243,7 +249,7 @@ def check_length(name: str, value: Any, count: int | None, each: str = "stage") 
 
 
 def of_stage(value: Any, stage: int, microbatch: int | None = None) -> float:
-    """The value of one stage; of one microbatch, where they differ."""
+    """The value of one stage, and of one microbatch where microbatches differ."""
     own = value[stage] if isinstance(value, tuple) else value
     if not isinstance(own, tuple):
         return own

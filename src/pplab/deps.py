@@ -1,6 +1,6 @@
-"""What an action waits for: lowering, the runtime and the texts of errors ask it here. For speed,
-`schedule.Graph` has the rule in numbers, too, and a test compares the two. In forms of their own
-the searches of `pplab.lab` and the page's core.js have it once more.
+"""What an action waits for. Lowering, the runtime and the texts of errors ask this module. For
+speed, `schedule.Graph` has the same rule in numbers, and a test compares the two. The searches of
+`pplab.lab` and the page's core.js each have it once more in a form of their own.
 
 The rule, for stage s of S and microbatch m:
 
@@ -8,8 +8,8 @@ The rule, for stage s of S and microbatch m:
     B or I (s, m)  waits for F(s, m), and for the B or I (s+1, m), unless s is the last stage
     W(s, m)        waits for I(s, m)
 
-All actions of one stage on one microbatch run on one rank, so what crosses ranks is the output of a
-forward and the input gradient of a backward: at most one message per action.
+All actions of one stage on one microbatch run on one rank. So only two things cross ranks, the
+output of a forward and the input gradient of a backward, which is at most one message per action.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Need(NamedTuple):
 
 
 def needs(action: Action, num_stages: int) -> tuple[Need, ...]:
-    """What `action` waits for; first what another stage produces, then what its own stage does."""
+    """What `action` waits for: first the result of a different stage, then the result of its own
+    stage.
+    """
     stage, kind, m = action
     if kind is F:
         return (Need(stage - 1, (F,), m),) if stage > 0 else ()
@@ -42,14 +44,18 @@ def needs(action: Action, num_stages: int) -> tuple[Need, ...]:
 
 
 class Message(NamedTuple):
-    """What one stage gives another: `send` names it at the producer, `receive` at the consumer."""
+    """A result that one stage sends to a different one: `send` names it at the producer, `receive`
+    at the consumer.
+    """
 
     send: Action
     receive: Action
 
 
 def outgoing(action: Action, num_stages: int) -> Message | None:
-    """What `action` produces for another stage; None when nothing."""
+    """The message that carries the result of `action` to a different stage, or None if no stage
+    needs it.
+    """
     stage, kind, m = action
     if kind is F and stage < num_stages - 1:
         return Message(Action(stage, SEND_F, m), Action(stage + 1, RECV_F, m))
@@ -59,8 +65,8 @@ def outgoing(action: Action, num_stages: int) -> Message | None:
 
 
 def incoming(action: Action, num_stages: int) -> Action | None:
-    """The receive that brings what `action` needs of another stage; None when it needs nothing of
-    another.
+    """The receive of what `action` needs from a different stage, or None if it needs nothing from
+    one.
     """
     stage, kind, m = action
     if kind is F and stage > 0:

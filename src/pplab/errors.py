@@ -1,5 +1,5 @@
-"""Errors that say what was given, what was expected and what to do, and the gates that raise
-them.
+"""The errors of the package, which name what was given, what was expected and what to do, and the
+checks that raise them.
 """
 
 import difflib
@@ -8,14 +8,22 @@ from numbers import Real
 from operator import index
 from typing import Any
 
+# What to do for somebody who has something else.
+_REMEDIES = {
+    "Schedule": ': pplab.build("1F1B", num_ranks=4, num_microbatches=8) makes one, or '
+    "pplab.Schedule(rows)",
+    "Timeline": ": pplab.simulate(schedule) makes one",
+    "Costs": ": give pplab.Costs(forward=1, latency=0.5), for example",
+    "Sequence": ": give a list",
+}
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
 
 
 class ScheduleError(ValueError):
     """A schedule that can't run.
 
-    `rank` and `action` locate the fault (None: it has no one place), `cause` says what is wrong,
-    `remedy` what to do.
+    `cause` tells what is wrong, and `remedy` what to do. `rank` and `action` locate the fault (None
+    if it has no single place).
     """
 
     def __init__(self, cause: str, remedy: str, rank: int | None = None, action: Any = None):
@@ -27,8 +35,8 @@ class ScheduleError(ValueError):
 
 
 def positive_int(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` as an int when it is an integer of at least `least`; raise ValueError that
-    names it otherwise.
+    """Return `value` as an int. Raise ValueError, which names it, unless it is an integer of at
+    least `least`.
     """
     try:
         found = index(value)
@@ -40,11 +48,11 @@ def positive_int(name: str, value: Any, least: int = 1) -> int:
 
 
 def number(name: str, value: Any, most: float = MOST) -> float:
-    """Return `value` as Python's number when it is one from 0 to `most`; raise ValueError that
-    names it otherwise.
+    """Return `value` as a Python number. Raise ValueError, which names it, unless it is from 0 to
+    `most`.
 
-    numpy's and torch's become Python's: theirs wrap around, lose digits, and can't be written as
-    JSON.
+    Numbers of numpy and torch are converted, because they wrap around, lose digits, and can't be
+    written as JSON.
     """
     plain = value.tolist() if hasattr(value, "tolist") else value
     is_real = isinstance(plain, Real) and not isinstance(plain, bool)
@@ -54,21 +62,22 @@ def number(name: str, value: Any, most: float = MOST) -> float:
 
 
 def expect(kind: type, **given: object) -> None:
-    """Raise ValueError unless all that is given is of that kind."""
+    """Raise ValueError unless every given value is of that kind."""
     for name, value in given.items():
         if not isinstance(value, kind):
-            raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}")
+            remedy = _REMEDIES.get(kind.__name__, "")
+            raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}{remedy}")
 
 
 def accept(frozen: object, **checked: object) -> None:
-    """Set fields of a frozen dataclass in its `__post_init__`: what was given, in its checked
-    form.
+    """Set the fields of a frozen dataclass in its `__post_init__` to the checked form of what was
+    given.
     """
     vars(frozen).update(checked)
 
 
 def shown(value: object) -> str:
-    """What was given, as an error can show it: on one short line, whatever it is."""
+    """A value as an error shows it: its repr, cut to one short line."""
     try:
         text = repr(value)
     except Exception:  # an integer of too many digits, a list in itself, somebody's own

@@ -1,7 +1,7 @@
-"""What is wrong with a schedule that can't run: the first fault, with the rank, the action, the
-cause and the remedy.
+"""Find what is wrong with a schedule that can't run: the first fault, with its rank, action, cause
+and remedy.
 
-`pplab.validate` comes here once it knows that there is a fault, and not before.
+`pplab.validate` only comes here once it knows that there is a fault.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .simulator import stuck_at
 
 
 def explain(schedule: Schedule) -> NoReturn:
-    """Raise the ScheduleError of a schedule's first fault; it has one."""
+    """Raise the ScheduleError of the first fault of a schedule that has one."""
     check_placement(schedule)
     for rank, item, action in _everything(schedule):
         if action.kind not in COMPUTE:
@@ -41,7 +41,9 @@ def _everything(schedule: Schedule) -> Iterator[tuple[int, Action | Overlap, Act
 
 
 def check_placement(schedule: Schedule) -> None:
-    """Every stage on one rank of every replica, or on two mirrored ones (bidirectional)."""
+    """Raise ScheduleError unless every stage is on one rank of every replica, or on two mirrored
+    ranks (bidirectional).
+    """
     holders = schedule.columns.holders
     if [] in holders:
         stage, last = holders.index([]), schedule.num_stages - 1
@@ -75,8 +77,8 @@ def _is_replica(schedule: Schedule, ranks: tuple[int, ...]) -> bool:
 
 
 def _check_actions(schedule: Schedule) -> None:
-    """Each stage has each microbatch's F once, and either its B or its I and W once, all on one
-    rank.
+    """Raise ScheduleError unless each stage has each microbatch's F once, and either its B or its I
+    and W once, all on one rank.
     """
     found: dict = defaultdict(dict)  # by stage and microbatch: the kinds, with their ranks
     for rank, _, action in _everything(schedule):
@@ -118,7 +120,7 @@ def _check_microbatch(stage: int, m: int, kinds: dict, home: int | None) -> None
 
 
 def _check_order(schedule: Schedule) -> None:
-    """Within a row, F before B or I, and I before W."""
+    """Raise ScheduleError unless, within a row, F comes before B or I, and I before W."""
     for rank, row in enumerate(schedule.rows):
         done: set[Action] = set()
         for item in row:
@@ -133,10 +135,11 @@ def _check_order(schedule: Schedule) -> None:
 
 
 def _deadlock(schedule: Schedule) -> ScheduleError:
-    """The circle of ranks that wait for each other.
+    """The error about ranks that wait for each other in a circle.
 
-    It blames a rank that could break the circle: one whose row has something that is waited for
-    behind what it is stuck at. There is always one, since actions themselves don't wait in circles.
+    It blames a rank that could break the circle. On that rank, an action that a different rank
+    waits for stands behind the one at which the rank is stuck. There is always one, since actions
+    themselves don't wait in circles.
     """
     stuck, graph, ranks = stuck_at(schedule), schedule.graph, schedule.columns.ranks
     makers = {rank: graph.makers[entry] for rank, entry in stuck.items()}

@@ -1,4 +1,4 @@
-"""What ranks hold in memory: how much an action adds and frees, and how much that makes over
+"""How much ranks hold in memory: what an action adds and frees, and what this adds up to over
 time.
 """
 
@@ -14,16 +14,18 @@ from .errors import accept, expect
 
 @dataclass(frozen=True)
 class Memory:
-    """What a rank holds, in one unit of your choice (`unit` names it in drawings): a number, or one
-    value per stage.
+    """How much a rank holds, in one unit of your choice (`unit` names it in drawings). Give one
+    number, or one value per stage.
 
     - `activation`: what a stage keeps for a microbatch from the start of F to the end of B, or of
       I.
-    - `weight_input`: how much of it stays after I until the end of W; all of it when left out.
-    - `recomputed`: what comes on top while B or I runs, when activations are computed again.
-    - `while_input_gradient`: what comes on top while I runs: what it keeps for W before it frees
-      what it doesn't need.
-    - `parameters`: what a stage holds all the time: weights, gradients and the optimizer's state.
+    - `weight_input`: the part of it that stays after I until the end of W. By default all of it
+      stays.
+    - `recomputed`: what is held in addition while B or I runs, when activations are computed again.
+    - `while_input_gradient`: what is held in addition while I runs, because I keeps what W needs
+      before it frees what it doesn't need.
+    - `parameters`: what a stage holds all the time, which is weights, gradients and the optimizer's
+      state.
     """
 
     activation: PerStage = 1
@@ -40,12 +42,12 @@ class Memory:
         expect(str, unit=self.unit)
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError unless every list of per-stage values has `num_stages` values."""
+        """Raise ValueError unless every list of values has one for each of `num_stages` stages."""
         for name in _HELD:
             check_length(name, getattr(self, name), num_stages)
 
     def changes(self, stage: int) -> dict[Kind, tuple[float, float]]:
-        """By how much a stage's holding changes when an action of that kind starts, and when it
+        """By how much a stage holds more (or less) once an action of that kind starts, and once it
         ends.
         """
         whole, again = of_stage(self.activation, stage), of_stage(self.recomputed, stage)
@@ -59,8 +61,8 @@ class Memory:
         }
 
     def levels(self, row: Sequence[Action | Overlap]) -> Iterator[tuple[float, float]]:
-        """What a rank holds while each item of its row runs, and after it: (during, after). Order
-        alone decides.
+        """How much a rank holds while each item of its row runs, and after it: (during, after). It
+        depends on the order alone, not on time.
         """
         halves = list(map(parts, row))
         stages = sorted({action.stage for pair in halves for action in pair})
@@ -76,7 +78,7 @@ class Memory:
             yield during, after
 
     def constant(self, stages: Sequence[int]) -> float:
-        """What a rank with these stages holds all the time."""
+        """How much a rank with these stages holds all the time."""
         return sum(of_stage(self.parameters, stage) for stage in stages)
 
 

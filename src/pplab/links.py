@@ -1,4 +1,6 @@
-"""Links that take time, and narrow ones, on which messages queue: a link is a row of messages."""
+"""Links that take time. On a narrow link messages queue, so it is simulated as a row of
+messages.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from .schedule import Graph, Needs, Rows
 
 
 def lags_of(graph: Graph, costs: Costs) -> list[float]:
-    """Of every entry: how long the message that it waits for is under way, queues aside. It is
-    there at once on its own rank.
+    """For every entry, how long the message that it waits for takes without a queue. A message
+    between stages of one rank takes no time.
     """
     lag_of = cache(lambda source, rank: costs.link(source, rank).latency) if costs.links else None
     ways = zip(graph.sources, graph.columns.ranks, strict=True)
@@ -21,10 +23,10 @@ def lags_of(graph: Graph, costs: Costs) -> list[float]:
 def with_links(
     graph: Graph, costs: Costs, durations: list[float]
 ) -> tuple[Rows, Needs, list[float], list[float]]:
-    """What `simulator.run` takes where messages take time; where links are narrow, each is a row.
+    """What `simulator.run` takes where messages take time. Each narrow link gets a row of its own.
 
-    Messages of one link pass one after the other, in the order of its source's row, so that no
-    other clock decides.
+    The messages of one link pass one after the other, in the order of its source's row, so the
+    order doesn't depend on times.
     """
     columns, lags = graph.columns, lags_of(graph, costs)
     if not costs.has_queues:
@@ -41,8 +43,8 @@ def with_links(
 
 
 def _link(graph: Graph) -> tuple[Rows, Needs, dict[tuple[int, int], list[int]]]:
-    """The graph's `turns`, and behind the ranks a row for every link; and of every link, by ranks
-    from and to, the entries that send on it. Its messages are in the order of their source's row.
+    """The graph's `turns` with a row for every link behind the ranks' rows, and for every link, by
+    its two ranks, the entries that send on it. They are in the order of the source's row.
     """
     rows, needs = graph.turns
     rows, needs, ids = [*rows], [*needs], graph.columns.ids

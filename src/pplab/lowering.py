@@ -1,4 +1,4 @@
-"""From what ranks compute to what they compute and communicate."""
+"""Turn what ranks compute into what they compute and communicate."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LoweredRow = tuple[Action | Overlap, ...]
 
 
 def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
-    """The rows of `schedule` with a SEND after every action whose result another rank needs, and
-    the RECV for it.
+    """The rows of `schedule` with its messages: a SEND after every action whose result a different
+    rank needs, and a RECV before the action that needs it.
 
-    A receive stands `ahead` actions before the one that needs it, but before none that its sender
-    may wait for: a host that waited for its GPU there would wait for itself. A rank receives what
-    another sends in the order of sending, so that a channel that keeps it (NCCL) can't deadlock.
-    Stages on one rank exchange nothing.
+    A receive stands `ahead` actions before the one that needs it. It never stands before an action
+    for which its sender may wait, because a host that waits for its GPU there would then wait for
+    itself. A rank receives messages in the order in which they are sent, so a channel that keeps
+    this order (NCCL) can't deadlock. Stages on one rank exchange nothing.
 
     >>> print(lower(Schedule([["0F0", "0B0"], ["1F0", "1B0"]]))[0])
     (0F0, 0SEND_F0, 0RECV_B0, 0B0)

@@ -1,4 +1,6 @@
-"""What plain pplab doesn't bring, and the extra that does; and what no extra brings: Linux."""
+"""Packages that pplab needs only in places, and the extra that installs each. It also knows what no
+extra can install, which is Linux.
+"""
 
 import re
 import sys
@@ -12,9 +14,7 @@ EXTRA_OF = {"matplotlib": "plot", "numpy": "plot", "ortools": "prove", **dict.fr
 
 
 def bring(name: str) -> ModuleType:
-    """Import a module. Where that fails for want of one that an extra brings, the error names the
-    extra.
-    """
+    """Import a module. If it needs a package that an extra installs, the error names that extra."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -29,16 +29,16 @@ def bring(name: str) -> ModuleType:
 
 
 def needs_linux() -> str:
-    """What an error says where ranks can't run."""
+    """The text of the error for a system on which ranks can't run."""
     return (
         f"ranks run on Linux only, and this is {sys.platform}: open the repository in its dev "
-        "container, or on Windows in WSL2; schedules, simulation and charts work here, too"
+        "container, or on Windows in WSL2. Schedules, simulation and charts work here, too"
     )
 
 
 def lazily(package: str, file: str) -> tuple[list[str], Callable, Callable]:
-    """A package's `__all__`, `__getattr__` and `__dir__`, if its names are in modules that open
-    when a name is asked for: those that the `.pyi` beside its `file` imports.
+    """The `__all__`, `__getattr__` and `__dir__` of a package that opens a module only when one of
+    its names is asked for. The names are those that the `.pyi` next to its `file` imports.
     """
     stub = Path(file).with_suffix(".pyi").read_text("utf-8")
     found = re.findall(r"^from \.(\w*) import (\w+) as", stub, re.M)

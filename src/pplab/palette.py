@@ -1,8 +1,8 @@
-"""One colour table for every drawing of a schedule: kind is colour, number is microbatch.
-`lab.palette` adds to it.
+"""One colour table for every drawing of a schedule. The kind of an action is its colour, and the
+microbatch is its number. `lab.palette` adds to the table.
 
-All colours of a drawing stay apart for protanopia, deuteranopia and tritanopia, those of actions in
-greyscale too: tests/pages/test_palette.py measures the distances.
+All colours of a drawing stay distinct for protanopia, deuteranopia and tritanopia, and those of
+actions in greyscale, too. tests/pages/test_palette.py measures the distances.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Gantt charts with matplotlib, and what its other drawings share.
+"""Gantt charts with matplotlib, and helpers for pplab's other drawings.
 
-Every drawing returns the Axes (or a list of them) and leaves matplotlib's settings alone; without
-`ax` it makes a figure that fits. Colour is the kind of action, number the microbatch, a lighter
-shade a later stage of the rank.
+Every drawing returns the Axes (or a list of them) and leaves matplotlib's settings alone. Without
+`ax` it makes a figure that fits. The colour is the kind of action, the number is the microbatch,
+and a lighter shade is a later stage of the rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from . import palette
 from .actions import parts
-from .errors import shown
+from .errors import expect
 from .optional import bring
 from .timeline import Idle, Span, Timeline, critical_path, idle_intervals
 
@@ -36,11 +36,11 @@ LABEL_SIZE = 8
 def gantt(
     timeline: Timeline, ax: Axes | None = None, *, until: float | None = None, path: bool = False
 ) -> Axes:
-    """Draw when each rank does what. Hatched: idle while filling (lines fall), inside (level),
-    while draining (rise).
+    """Draw when each rank does what. Idle time is hatched, with falling lines while the pipeline
+    fills, level lines inside, and rising lines while it drains.
 
-    `until` sets where the time axis ends (where the last rank does, by default); `path` outlines
-    one critical path. Labels drop out where they don't fit.
+    `until` sets the end of the time axis (by default the end of the last rank). `path=True`
+    outlines one critical path. Labels that don't fit are left out.
     """
     until = until or end_of(timeline)
     ax = ax or new_axes(timeline.schedule.num_ranks)
@@ -50,14 +50,10 @@ def gantt(
 
 
 def end_of(timeline: Timeline) -> float:
-    """Where its last rank ends. ValueError for what can't be drawn since it has no times, such as a
-    schedule.
+    """The end of the last rank. Raises ValueError for something that has no times to draw, such as
+    a schedule.
     """
-    if not isinstance(timeline, Timeline):
-        raise ValueError(
-            f"a chart shows a pplab.Timeline, got {shown(timeline)}: "
-            "pplab.simulate(schedule) makes one"
-        )
+    expect(Timeline, timeline=timeline)
     return max([timeline.makespan, *(span.end for span in timeline.others)])
 
 
@@ -66,7 +62,8 @@ class AxesColumn(list):
 
 
 def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
-    """Draw several timelines one above the other on one time axis."""
+    """Draw several timelines below each other on one time axis."""
+    expect(Sequence, timelines=timelines)
     until = max(map(end_of, timelines))
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
     _, axes = bring("matplotlib.pyplot").subplots(
@@ -145,8 +142,8 @@ def fill_of(timeline: Timeline, span: Span) -> list[str]:
 
 
 def _draw_spans(ax: Axes, timeline: Timeline, until: float) -> None:
-    """One collection of bars per colour; of an overlap, the first is in the upper half, the second
-    in the lower.
+    """Draw the bars, one collection per colour. Of an overlap, the first action is in the upper
+    half and the second in the lower.
     """
     pixels = ax.get_window_extent().width * 72 / ax.figure.dpi / until  # points per unit of time
     bars: dict[tuple, list] = defaultdict(list)
@@ -185,8 +182,8 @@ def _draw_idle(ax: Axes, timeline: Timeline) -> None:
 
 
 def idle_styles(phase: str) -> list[dict]:
-    """A ground and the lines on it, apart: SVG has one opacity for both. Black becomes the page's
-    colour of text.
+    """The styles of an idle stretch: a ground, then the lines on it. They are separate because SVG
+    has one opacity for both. Black becomes the colour of the page's text.
     """
     ground, lines = (("black", opacity) for opacity in IDLE_OPACITY)
     plain = {"fc": ground, "lw": 0}
@@ -231,8 +228,8 @@ def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
 
 
 def shade(colour: str, step: int, steps: int) -> str:
-    """`colour` mixed with white, for the stage `step` of `steps` on a rank: the first keeps the
-    full colour.
+    """Mix `colour` with white for stage number `step` of the `steps` stages on a rank. The first
+    keeps the full colour.
     """
     share = 0.33 * step / max(steps - 1, 1)
     channels = (round(c + (255 - c) * share) for c in bytes.fromhex(colour[1:]))

@@ -1,5 +1,5 @@
-"""What a fork server imports, once for all ranks of all pools. Nobody looks for garbage among
-it.
+"""Modules that a fork server imports once, for all ranks of all pools, without collecting garbage
+among them.
 """
 
 import gc

@@ -1,5 +1,5 @@
-"""Who looks on while ranks work: nobody, unless lab, which knows terminals and notebooks, puts its
-own function here.
+"""The function that shows how far ranks are. By default there is none. lab, which knows terminals
+and notebooks, sets its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 def of_run(
     statuses: Callable[[], Sequence[Any]], first: int, steps: int
 ) -> AbstractContextManager[Callable[[], None]]:
-    """Give a function that tells how far ranks are with so many steps after the `first`. It is
-    called several times a second.
+    """A context that gives a function which shows how far the ranks are with so many steps after
+    the `first`. It is called several times a second.
     """
     return nullcontext(lambda: None)

@@ -1,4 +1,6 @@
-"""A schedule: what each rank does, in which order. No times, no communication, no torch."""
+"""A schedule: what each rank does, in which order. It has no times, no communication and no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ FEW = 100_000  # stages times microbatches that are looked through whatever the 
 
 @dataclass(frozen=True, repr=False)
 class Schedule:
-    """Rows of actions: `rows[rank]` is what that rank runs, in order.
+    """Rows of actions: `rows[rank]` lists what that rank runs, in order.
 
-    `rows` takes actions or their text form. Where each stage lives, and how many ranks, stages and
-    microbatches there are, follows from the rows. Only the form is checked here (ValueError);
+    `rows` takes actions or their text form. The placement of stages and the numbers of ranks,
+    stages and microbatches follow from the rows. This class checks the form only (ValueError), and
     `pplab.validate` checks the meaning.
 
     >>> Schedule([["0F0", "0B0"], ["1F0", "1B0"]], name="two ranks")
@@ -42,7 +44,9 @@ class Schedule:
         made = plain and set(map(type, chain.from_iterable(rows))) == {Action}  # by a builder
         items = tuple(map(tuple, rows)) if made else text.checked(rows)
         if not any(items):
-            raise ValueError("a schedule needs at least one action")
+            raise ValueError(
+                f"a schedule needs at least one action, such as 0F0, got {text.shown(rows)}"
+            )
         accept(self, rows=items, name=name, columns=Columns.of(items))
 
     @cached_property
@@ -52,25 +56,25 @@ class Schedule:
 
     @property
     def num_ranks(self) -> int:
-        """Processes in the pipeline (P)."""
+        """Number of processes in the pipeline (P)."""
         return len(self.rows)
 
     @property
     def num_stages(self) -> int:
-        """Pieces of the model (S)."""
+        """Number of pieces of the model (S)."""
         return self.columns.num_stages
 
     @property
     def num_microbatches(self) -> int:
-        """Slices of the batch (M)."""
+        """Number of slices of the batch (M)."""
         return self.columns.num_microbatches
 
     @cached_property
     def placement(self) -> tuple[int | Any, ...]:
         """Which rank holds each stage: `placement[stage]` is a rank.
 
-        A bidirectional schedule keeps two copies of every stage, replicas one each: there it is all
-        their ranks.
+        Where several ranks hold a stage, it is a tuple of them. A bidirectional schedule keeps two
+        copies of every stage, and replicas keep one each.
         """
         return tuple(
             place[0] if len(place) == 1 else tuple(place) for place in self.columns.holders
@@ -78,15 +82,15 @@ class Schedule:
 
     @property
     def copies(self) -> int:
-        """Copies of the model's parameters: as many as ranks hold a stage. 2 when the schedule is
-        bidirectional.
+        """How many ranks hold each stage, which is the number of copies of the model's parameters.
+        It is 2 for a bidirectional schedule.
         """
         return max(map(len, self.columns.holders))
 
     @cached_property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
-        """The ranks of every pipeline that shares no microbatch with another one: more than one
-        under data parallelism.
+        """The ranks of every pipeline that shares no microbatch with the others. Under data
+        parallelism there is more than one.
 
         >>> Schedule([["0F0", "0B0"], ["0F1", "0B1"]]).replicas
         ((0,), (1,))
@@ -108,24 +112,24 @@ class Schedule:
         return self.columns.stages_of[rank]
 
     def home(self) -> dict[tuple[int, int], int]:
-        """The rank of every (stage, microbatch)."""
+        """The rank that runs each (stage, microbatch)."""
         columns = self.columns
         each = zip(columns.stages, columns.microbatches, columns.ranks, strict=True)
         return {(stage, m): rank for stage, m, rank in each}
 
     @cached_property
     def peak_in_flight(self) -> tuple[int, ...]:
-        """Per rank, the most forwards whose activations are held at once.
+        """Per rank, the largest number of forwards whose activations are held at once.
 
-        A forward's activations are held from F until B, or until W when the backward is split: that
-        depends on the order alone, not on time. The unit is one stage's activations for one
+        A rank holds them from F until B, or until W when the backward is split. So the number
+        depends on the order alone, not on time. The unit is the activations of one stage for one
         microbatch.
         """
         return self.peak_held(Memory())
 
     def peak_held(self, memory: Memory | Sequence[float]) -> tuple[Any, ...]:
-        """Per rank, the most that is held at once, in the unit of `memory`: sizes by stage, or a
-        `pplab.Memory`.
+        """Per rank, the most that it holds at once, in the unit of `memory`, which is a list of
+        sizes by stage or a `pplab.Memory`.
         """
         memory = memory if isinstance(memory, Memory) else Memory(activation=memory)
         memory.check(self.num_stages)
@@ -137,17 +141,19 @@ class Schedule:
         return f"<Schedule {self.name}: {', '.join(named)}>"
 
     def __str__(self) -> str:
-        """A text grid: one line per rank, actions in order, aligned by their place in the row."""
+        """A text grid with one line per rank, whose actions are aligned by their place in the
+        row.
+        """
         return "\n".join([repr(self)[10:-1], *text.grid(self.rows)])
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The actions of all rows as flat lists, which a pass over millions of actions reads.
+    """The actions of all rows as flat lists, so that a pass over millions of actions is fast.
 
-    Items have ids, counted along rank 0's row, then rank 1's, and so on: an overlap has one, like
-    any action. The lists have an entry per id, the item's action (an overlap's first), and behind
-    those one per overlap, its second.
+    Items have ids, counted along rank 0's row, then rank 1's, and so on. An overlap has one id,
+    like any action. The lists have one entry per id with the item's action (the first one of an
+    overlap). The second actions of the overlaps follow after those.
     """
 
     bounds: tuple[int, ...]  # rank r's ids are range(bounds[r], bounds[r + 1])
@@ -160,9 +166,9 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence]) -> Columns:
-        """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number
-        of at least 0, or that is so large that most are missing, before anything of that size is
-        made.
+        """Lay out `rows`. Raises ValueError for a stage or microbatch that isn't a whole number of
+        at least 0, or that is so large that most numbers below it are missing. It raises before it
+        makes anything of that size.
         """
         items, overlaps = list(chain.from_iterable(rows)), []
         if Overlap in set(map(type, items)):
@@ -184,12 +190,12 @@ class Columns:
 
     @cached_property
     def ids(self) -> list[int]:
-        """Of every entry: the id of its item."""
+        """For every entry, the id of its item."""
         return [*range(self.bounds[-1]), *self.overlaps]
 
     @cached_property
     def ranks(self) -> list[int]:
-        """Of every entry."""
+        """For every entry, its rank."""
         ranks = []
         for rank, (first, end) in enumerate(pairwise(self.bounds)):
             ranks += [rank] * (end - first)
@@ -197,13 +203,13 @@ class Columns:
 
     @cached_property
     def stages_of(self) -> list[tuple[int, ...]]:
-        """Of every rank: the stages of which it runs something, lowest first."""
+        """For every rank, the stages of which it runs something, lowest first."""
         ranks = range(len(self.bounds) - 1)
         return [tuple(sorted(set(self.of_rank(rank, self.stages)))) for rank in ranks]
 
     @cached_property
     def holders(self) -> list[list[int]]:
-        """Of every stage: the ranks that run something of it."""
+        """For every stage, the ranks that run something of it."""
         holders: list[list[int]] = [[] for _ in range(self.num_stages)]
         for rank, stages in enumerate(self.stages_of):
             for stage in stages:
@@ -218,7 +224,9 @@ class Columns:
 
 
 def _count(name: str, column: list[int]) -> int:
-    """One more than the largest of a column, all of whose values must be whole and at least 0."""
+    """One more than the largest value of a column. Raises ValueError unless all are whole and at
+    least 0.
+    """
     values = set(column) if set(map(type, column)) <= {int} else {-1}
     if min(values, default=0) >= 0:
         return max(values, default=-1) + 1
@@ -228,7 +236,7 @@ def _count(name: str, column: list[int]) -> int:
 
 @dataclass(frozen=True)
 class Graph:
-    """Who waits for whom: `deps.needs` in numbers, for millions of actions.
+    """Which action waits for which: the rule of `deps.needs` in numbers, for millions of actions.
 
     A microbatch makes 2S hops, down through S stages and back up, and each hop needs the one before
     it:
@@ -236,9 +244,10 @@ class Graph:
         hop      0      1      2    ...    S         S+1     ...   2S
               (empty)  F0 --> F1 --> ... F(S-1) --> B(S-1) --> ... B0
 
-    An I is the hop that the B would be. A W needs nothing but its turn: its hops lie behind, each
-    after an empty one. A hop has M places, one for each microbatch, and the places of all hops are
-    counted through: an action has the place hop * M + microbatch, and needs the action M before it.
+    An I takes the hop of its B. A W waits for nothing but its turn in the row, so its hops come
+    after all of these, each behind an empty one. Every hop has M places, one for each microbatch,
+    and places are numbered through all hops. So an action has the place hop * M + microbatch, and
+    needs the action M places before it.
     """
 
     columns: Columns
@@ -247,7 +256,7 @@ class Graph:
 
     @classmethod
     def of(cls, columns: Columns) -> Graph:
-        """Find who waits for whom. Linear; never raises: see `whole`."""
+        """Find out which action waits for which, in linear time. It never raises: see `whole`."""
         S, M = columns.num_stages, columns.num_microbatches
         hops = dict.fromkeys(Kind, [4 * S + 1] * S) | _hops(S)  # at the end: communication
         first = {kind: [hop * M for hop in by_stage] for kind, by_stage in hops.items()}
@@ -260,8 +269,8 @@ class Graph:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether each stage has each microbatch's F, and its B, or its I and later W, once, all on
-        one rank.
+        """Whether each stage has each microbatch's F once, and its B (or its I and later W) once,
+        all on one rank.
         """
         columns, entries, M = self.columns, self.entries, self.columns.num_microbatches
         kinds, ranks, ids = columns.kinds, columns.ranks, columns.ids
@@ -281,10 +290,11 @@ class Graph:
 
     @cached_property
     def turns(self) -> tuple[Rows, Needs]:
-        """What `simulator.run` takes: every rank's entries in turn, and what each of them needs.
+        """What `simulator.run` takes: the entries of every rank in turn, and what each of them
+        needs.
 
-        An overlap waits for two messages: its second half stands before its first, and takes no
-        time; the first takes the time of both.
+        An overlap waits for two messages. So its second half stands before its first half and takes
+        no time, and the first half takes the time of both.
         """
         rows: Rows = [range(*row) for row in pairwise(self.columns.bounds)]
         if not self.columns.overlaps:
@@ -295,19 +305,21 @@ class Graph:
 
     @cached_property
     def sources(self) -> list[int]:
-        """Of every entry: the rank from which its message comes; its own if it waits for none."""
+        """For every entry, the rank from which its message comes, or its own rank if it waits for
+        none.
+        """
         ranks = self.columns.ranks
         each = zip(ranks, self.makers, strict=True)
         return [rank if maker is None else ranks[maker] for rank, maker in each]
 
     @cached_property
     def second_half(self) -> dict[int, int]:
-        """Of every overlap: the entry of its second half."""
+        """For every overlap, the entry of its second half."""
         return {i: entry for entry, i in enumerate(self.columns.overlaps, self.columns.bounds[-1])}
 
     def awaited(self, i: int) -> list[tuple[int, int]]:
-        """The messages for which an item waits: the entry that does, first half first, and the
-        entry that makes it.
+        """The messages for which an item waits, those of the first half first. Each is the entry
+        that waits and the entry that produces the message.
         """
         halves = [i, self.second_half[i]] if i in self.second_half else [i]
         return [(half, maker) for half in halves if (maker := self.makers[half]) is not None]
@@ -323,7 +335,7 @@ class Graph:
 
 
 def _hops(S: int) -> dict[Kind, range]:
-    """Of every kind: the hop of each stage."""
+    """For every kind, the hop of each stage."""
     back = range(2 * S, S, -1)
     return {F: range(1, S + 1), B: back, I: back, W: range(2 * S + 2, 4 * S + 2, 2)}
 

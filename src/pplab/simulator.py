@@ -1,7 +1,7 @@
-"""When everything happens: run a schedule's rows against the clock.
+"""Run a schedule's rows against the clock.
 
-One loop, `run`, tells when every action starts and ends, whether a schedule can run at all, and
-where it gets stuck.
+A single loop, `run`, finds when every action starts and ends, whether a schedule can run at all,
+and where it gets stuck.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ def run(
     durations: Sequence[float],
     lags: Sequence[float],
 ) -> tuple[list, list]:
-    """When every item starts, and when it ends: both None if it never runs, as in a waiting circle.
+    """When every item starts and when it ends. Both are None for an item that never runs, for
+    example in a circle of ranks that wait for each other.
 
-    Items are numbers, and those of a row take turns. Item i starts once the one before it has ended
-    and what it needs has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs
-    one. It takes `durations[i]`. A rank is a row of actions. So is whatever else does one thing
-    after the other: a narrow link is a row of messages, each of which needs the action that sends
-    it, and is needed by the one that receives it. Where something waits for two items, an item that
-    needs the second, and takes no time, stands before it in its row.
+    Items are numbers, and the items of a row take turns. Item i starts once two things have
+    happened. The item before it has ended, and what it needs has arrived, which is `lags[i]` after
+    the end of item `needs[i]`. The item takes `durations[i]`. A row can be a rank, which runs
+    actions, or anything else that does one thing after the other. For example, a narrow link is a
+    row of messages. Each message needs the action that sends it, and the action that receives it
+    needs the message. Where an item waits for two others, an item that takes no time stands before
+    it in its row and needs the second one.
     """
     starts, ends = [None] * len(needs), [None] * len(needs)
     waiting = {}  # of an item that hasn't run: the workers that stand still until it has
@@ -63,9 +65,9 @@ def run(
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     """Predict the timeline of `schedule` under `costs` (all ones when left out).
 
-    An action starts when its rank is free and what it waits for has arrived; sending costs the
-    sender nothing. Linear in the number of actions. Raises ScheduleError for a schedule that can't
-    run, ValueError for costs that don't fit.
+    An action starts when its rank is free and what it waits for has arrived. Sending costs the
+    sender no time. Linear in the number of actions. Raises ScheduleError for a schedule that can't
+    run, and ValueError for costs that don't fit it.
 
     >>> from pplab import build
     >>> simulate(build("1F1B", num_ranks=4, num_microbatches=8)).makespan
@@ -90,10 +92,11 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def validate(schedule: Schedule) -> None:
-    """Raise ScheduleError unless every rank can run its row to the end: every action is there once,
-    in an order that never waits in a circle. Linear in the number of actions.
+    """Raise ScheduleError unless every rank can run its row to the end. So every action is there
+    once, in an order in which ranks never wait for each other in a circle. Linear in the number of
+    actions.
 
-    The error is of the first fault, with the rank, the action, the cause and what to change.
+    The error describes the first fault, with its rank, its action, its cause and what to change.
     """
     check_form(schedule)
     if not schedule.graph.whole or stuck_at(schedule):
@@ -103,9 +106,7 @@ def validate(schedule: Schedule) -> None:
 
 
 def check_form(schedule: Schedule) -> None:
-    """Raise ScheduleError unless every rank runs something, and every stage is where a stage may
-    be.
-    """
+    """Raise ScheduleError unless every rank runs something and every stage is where it may be."""
     expect(Schedule, schedule=schedule)
     if schedule.copies > 1 or not all(schedule.rows):
         from .faults import check_placement
@@ -114,8 +115,8 @@ def check_form(schedule: Schedule) -> None:
 
 
 def stuck_at(schedule: Schedule) -> dict[int, int]:
-    """Of every rank that can't finish its row: the entry at which it is stuck, since the one that
-    it needs hasn't run. For a `whole` graph.
+    """For every rank that can't finish its row, the entry at which it is stuck, since what that
+    entry needs hasn't run. The graph has to be `whole`.
     """
     rows, needs = schedule.graph.turns
     no_time = [0] * len(needs)
@@ -131,7 +132,9 @@ def stuck_at(schedule: Schedule) -> dict[int, int]:
 
 
 def durations_of(schedule: Schedule, costs: Costs) -> list[float]:
-    """How long every entry takes; an overlap's second half none, since its first takes it all."""
+    """How long every entry takes. The second half of an overlap takes no time, since the first half
+    takes the time of both.
+    """
     columns, of_overlap = schedule.columns, cache(costs.of_overlap)
     kinds, stages = columns.kinds, columns.stages
     if costs.by_microbatch:

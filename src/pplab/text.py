@@ -1,4 +1,6 @@
-"""Actions and schedules as text: PyTorch's form of an action, and a grid of rows for people."""
+"""Actions and schedules as text: PyTorch's form of an action, and a grid of rows for people to
+read.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -38,8 +40,8 @@ def parse(text: str) -> Item:
 
 
 def overlap(first: Any, second: Any) -> Overlap:
-    """Pair two computations, checked. All that a stage does for a microbatch waits for the rest of
-    it.
+    """Pair two computations into an overlap. Raises ValueError where one of them waits for the
+    other, as all that a stage does for a microbatch would.
     """
     both = first, second
     computes = all(type(a) is Action and type(a.kind) is Kind and a.kind in COMPUTE for a in both)
@@ -52,8 +54,8 @@ def overlap(first: Any, second: Any) -> Overlap:
 
 
 def checked(rows: Any) -> tuple[tuple[Item, ...], ...]:
-    """Rows in which every item is an action or a legal overlap; text is parsed. ValueError for
-    anything else.
+    """Rows in which every item is an action or a legal overlap. Text is parsed, and anything else
+    raises ValueError.
     """
     ranks = [*rows] if _is_several(rows) else [rows]
     if not all(map(_is_several, ranks)):

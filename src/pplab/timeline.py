@@ -14,8 +14,8 @@ from .schedule import Schedule
 
 
 class Span(NamedTuple):
-    """Something that a rank was busy with. `action` is an item of the schedule, a communication
-    action, or a label.
+    """Something that kept a rank busy. `action` is an item of the schedule, a communication action,
+    or a label.
     """
 
     rank: int
@@ -28,9 +28,10 @@ class Span(NamedTuple):
 class Timeline:
     """The start and end of every action of a schedule, and what else the ranks did.
 
-    `starts` and `ends` have one value for each item of rank 0's row, in order, then of rank 1's,
-    and so on (in `unit`, from 0): an overlap has one of each, like any action. `others` are spans
-    beside the schedule: waiting for a message (its receive action), the optimizer's step.
+    `starts` and `ends` have one value for each item of rank 0's row in order, then for each of rank
+    1's, and so on (in `unit`, from 0). An overlap has one of each, like any action. `others` are
+    spans that aren't in the schedule, for example waiting for a message (its receive action) or the
+    optimizer's step.
     """
 
     schedule: Schedule
@@ -42,12 +43,12 @@ class Timeline:
 
     @cached_property
     def makespan(self) -> float:
-        """From 0 to the end of the last action of any rank."""
+        """Time from 0 to the end of the last action of any rank."""
         return max(self.ends)
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Per rank, the time spent in actions."""
+        """Per rank, the time that it spent in actions."""
         lasted = list(map(sub, self.ends, self.starts))
         return tuple(
             total(lasted[first:end]) for first, end in pairwise(self.schedule.columns.bounds)
@@ -55,17 +56,17 @@ class Timeline:
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """Per rank, the time not spent in actions, until the makespan."""
+        """Per rank, the time until the makespan that it didn't spend in actions."""
         return tuple(self.makespan - busy for busy in self.busy)
 
     @property
     def bubble_fraction(self) -> float:
-        """Idle share of all rank-time: idle / (P * makespan). For 1F1B (P-1)/(M+P-1)."""
+        """The idle share of all rank-time: idle / (P * makespan). For 1F1B it is (P-1)/(M+P-1)."""
         return total(self.idle) / (self.schedule.num_ranks * self.makespan)
 
     @property
     def bubble_ratio(self) -> float:
-        """Idle time relative to the work: idle / ideal. For 1F1B (P-1)/M."""
+        """Idle time relative to the work: idle / ideal. For 1F1B it is (P-1)/M."""
         return total(self.idle) / total(self.busy)
 
     @cached_property
@@ -76,16 +77,16 @@ class Timeline:
 
     @property
     def span_bubble_fraction(self) -> float:
-        """The zero-bubble papers' bubble rate: 1 - work / span for the rank whose span is the
-        longest.
+        """The bubble rate of the zero-bubble papers: 1 - work / span for the rank with the longest
+        span.
         """
         rank = max(range(self.schedule.num_ranks), key=self.spans_per_rank.__getitem__)
         return 1 - self.busy[rank] / self.spans_per_rank[rank]
 
     @property
     def peak_in_flight(self) -> tuple[int, ...]:
-        """Per rank, the most forwards whose activations are held at once: F until B, or until W
-        when split.
+        """Per rank, the largest number of forwards whose activations are held at once: from F until
+        B, or until W when the backward is split.
         """
         return self.schedule.peak_in_flight
 
@@ -139,7 +140,7 @@ class Idle:
 
 
 def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
-    """Every idle interval of every rank, with what it waits for."""
+    """Every stretch of idle time of every rank, with what the rank waits for."""
     columns, graph, ends = timeline.schedule.columns, timeline.schedule.graph, timeline.ends
     found = []
     for rank, (first, end) in enumerate(pairwise(columns.bounds)):
@@ -160,8 +161,8 @@ def idle_intervals(timeline: Timeline) -> tuple[Idle, ...]:
 
 
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:
-    """One longest chain of actions, each of which starts late because of the one before it. First
-    to last.
+    """One longest chain of actions, first to last, in which each action has to wait for the one
+    before it.
     """
     graph, spans, ends = timeline.schedule.graph, timeline.spans, timeline.ends
     firsts = set(graph.columns.bounds)
@@ -178,7 +179,7 @@ def critical_path(timeline: Timeline) -> tuple[Span, ...]:
 
 
 def total(values: Iterable[float]) -> float:
-    """The sum from left to right, on every Python: `sum` compensates rounding from 3.12 on, numpy
-    doesn't.
+    """Add from left to right, alike on every Python. `sum` compensates for rounding from 3.12 on,
+    and numpy doesn't.
     """
     return reduce(add, values, 0)

@@ -1,9 +1,10 @@
-"""Run a command whose processes name every action of their pipeline in the traces they record:
+"""Run a command so that its processes name every action of their pipeline in the traces they
+record:
 
     python -m pplab.watch torchrun --nproc-per-node 4 train.py
 
-The program stays as it is. All classes of PyTorch's pipelining get names, and Megatron-LM's
-schedules do, too.
+You don't have to change the program. All classes of PyTorch's pipelining get such names, and so do
+Megatron-LM's schedules.
 """
 
 import os
@@ -20,4 +21,7 @@ if __name__ == "__main__":
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        sys.exit(f"pplab.watch: {command[0]} doesn't start ({error.strerror}): give a command")
+        sys.exit(
+            f"pplab.watch: {command[0]} doesn't start ({error.strerror}): give a command, "
+            "such as torchrun --nproc-per-node 4 train.py"
+        )

@@ -1,4 +1,4 @@
-"""Checkers of the chapters' exercises: each takes an answer, accepts any right one, and explains a
+"""Checkers of the chapters' exercises. Each takes an answer, accepts any right one, and explains a
 wrong one.
 """
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def actions_of(row: object) -> list:
-    """A row's actions: those of a text, whatever stands between and around them, and of a sequence
-    of such texts, of actions, which stay as they are, or of such sequences; TypeError for others.
+    """A row's actions: those in a text, whatever stands between and around them, or those in a
+    sequence of such texts, of actions, or of such sequences. Raises TypeError for anything else.
     """
     if isinstance(row, str):
         return _plain(row).replace("[", " ").replace("]", " ").replace(",", " ").split()
@@ -44,8 +44,8 @@ def actions_of(row: object) -> list:
 
 
 def rows_of(rows: object) -> list[list]:
-    """The actions of each row: of a schedule, a text with a line, brackets or quotes for each rank,
-    or rows as `actions_of` takes them; TypeError for others.
+    """The actions of each row: of a schedule, of a text with a line, brackets or quotes for each
+    rank, or of rows as `actions_of` takes them. Raises TypeError for anything else.
     """
     if isinstance(rows, str):
         rows = _quoted(rows)
@@ -65,7 +65,7 @@ def rows_of(rows: object) -> list[list]:
 
 
 def _quoted(text: str) -> object:
-    """The list of texts that a text holds, or lists of them; the text itself if it holds none."""
+    """The list of texts (or lists of texts) in a text, or the text itself if it has none."""
 
     def of_texts(found: object) -> bool:
         return isinstance(found, str) or (
@@ -80,15 +80,15 @@ def _quoted(text: str) -> object:
 
 
 def _plain(text: str) -> str:
-    """A text without quotes, and with square brackets alone, but for those of overlaps."""
+    """A text without quotes, whose brackets are all square, except for those of overlaps."""
     if "OVERLAP" not in text:
         text = text.translate(str.maketrans("(){}", "[][]"))
     return re.sub(r";\s+", ";", text.translate(str.maketrans("", "", "'\"")))
 
 
 def whole(row: Iterable[object], rank: int | None = None) -> list[str]:
-    """The texts of a row's actions, all forwards and whole backwards; `Wrong` for others. Where a
-    rank has one stage, its own, "F0" and "f0" are "2F0" on rank 2.
+    """The texts of a row's actions, all forwards and whole backwards. Raises `Wrong` for others. If
+    a rank has only its own stage, "F0" and "f0" are "2F0" on rank 2.
     """
     texts = []
     for action in row:
@@ -113,9 +113,8 @@ _READ: ContextVar[Callable[[list, int], list]] = ContextVar("read", default=lamb
 def in_whole_backwards(
     stage_per_rank: bool,
 ) -> Callable[[Callable[..., Verdict]], Callable[..., Verdict]]:
-    """Decorate a checker of a chapter before the one that cuts backwards in half, and before
-    overlaps, schedules that run both ways and replicas: answers have none of them, and errors offer
-    none.
+    """Decorate a checker of a chapter that comes before split backwards, overlaps, bidirectional
+    schedules and replicas. Answers can't have any of them, and errors don't offer any.
     """
 
     def decorate(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
@@ -146,10 +145,10 @@ def is_file(rows: object) -> bool:
 def schedule_of(
     rows: object, shape: tuple[int, int, int] | None = None, wanted: str = ""
 ) -> Schedule:
-    """The legal schedule that rows make; `Wrong` says what is wrong with them.
+    """The legal schedule that rows make. Raises `Wrong`, which tells what is wrong with them.
 
-    Takes what `rows_of` takes, and the name of a CSV file. Where it must have a `shape` (ranks,
-    stages and microbatches), `wanted` says so in words.
+    Takes what `rows_of` takes, and the name of a CSV file. If it must have a `shape` (ranks, stages
+    and microbatches), `wanted` is that shape in words.
     """
     with told("", ValueError, TypeError, OSError):
         given = read_csv(rows.strip()) if is_file(rows) else rows
@@ -165,7 +164,9 @@ def schedule_of(
 
 
 def schedule_from(function: Callable[..., object], *arguments: object) -> Schedule:
-    """The legal schedule that the reader's function returns the rows of; `Wrong` if it doesn't."""
+    """The legal schedule whose rows the reader's function returns. Raises `Wrong` if it doesn't
+    return one.
+    """
     with readers_code():
         rows = function(*arguments)
     if rows is None or rows is ...:
@@ -174,12 +175,12 @@ def schedule_from(function: Callable[..., object], *arguments: object) -> Schedu
 
 
 def shape_of(schedule: Schedule) -> tuple[int, int, int]:
-    """How many ranks, stages and microbatches a schedule has."""
+    """The numbers of ranks, stages and microbatches of a schedule."""
     return schedule.num_ranks, schedule.num_stages, schedule.num_microbatches
 
 
 def sizes_of(schedule: Schedule) -> str:
-    """A schedule's sizes in words, for a verdict on an answer that has the wrong ones."""
+    """A schedule's sizes in words, to tell a reader that they are wrong."""
     ranks, stages = plural(schedule.num_ranks, "rank"), plural(schedule.num_stages, "stage")
     on = ", ".join(map(str, schedule.placement))
     return f"{ranks}, {stages} (on rank {on}) and {plural(schedule.num_microbatches, 'microbatch')}"
@@ -196,8 +197,8 @@ def builder(
 ) -> Verdict:
     """Check a function from (num_ranks, num_microbatches) to rows on several sizes.
 
-    `misfit` looks at the schedule's sizes and placement, `judge` at the simulated timeline, and
-    each returns what is wrong with it, or None. By default a schedule must have one stage per rank.
+    `misfit` looks at the schedule's sizes and placement, and `judge` at the simulated timeline.
+    Each returns what is wrong, or None. By default a schedule must have one stage per rank.
     """
     misfit = misfit or _other_sizes
     for P, M in grid:
@@ -254,8 +255,8 @@ def trained(
 
 
 def row_of(case: Case, answer: Mapping[str, object], num_microbatches: int) -> Entry:
-    """The ledger's row that a dict of what `Case.row` takes asks for, of so many microbatches
-    unless it says others.
+    """The row of the ledger that a dict for `Case.row` asks for, with so many microbatches unless
+    it gives a different number.
     """
     if "schedule" not in answer:
         raise Wrong(
@@ -265,12 +266,14 @@ def row_of(case: Case, answer: Mapping[str, object], num_microbatches: int) -> E
     with told("", ValueError, TypeError):
         row = case.row(**{"num_microbatches": num_microbatches, **answer})
     if row.timeline is None:
-        raise Wrong(f"{row.what} is no schedule: it is what schedules are measured against")
+        raise Wrong(
+            f"{row.what} is no schedule, but what schedules are measured against: name a schedule"
+        )
     return row
 
 
 def told_bill(row: Entry, best: float, near: float) -> Verdict:
-    """Whether a row of the ledger fits, and is within `near` dollars of `best`."""
+    """Tell whether a row of the ledger fits, and is within `near` dollars of `best`."""
     bill = f"{row.step_s:.2f} s, ${row.dollars:.2f}"
     if not row.fits:
         full = max(range(len(row.held_gb)), key=row.held_gb.__getitem__)

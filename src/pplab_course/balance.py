@@ -1,4 +1,4 @@
-"""Checkers of the chapter on balance, and the profile that one of its exercises is about."""
+"""Checkers of the chapter on balance, and the profile for one of its exercises."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ LLAMA_2_13B = Transformer(40, 5120, 4096, heads=40, mlp_width=13824, gated=True,
 
 
 def with_slow_gpu(slow: int, counts: Sequence[int]) -> tuple[float, list[float]]:
-    """A step in seconds, and the GB of each rank: the case under 1F1B, one of its GPUs half as
-    fast.
+    """The time of a step in seconds, and the GB of each rank, for the case under 1F1B with one of
+    its GPUs half as fast.
     """
     rows = build("1F1B", num_ranks=4, num_microbatches=16)
     plan = Case().plan(rows, 16, cut=counts)
@@ -68,8 +68,8 @@ def with_slow_gpu(slow: int, counts: Sequence[int]) -> tuple[float, list[float]]
     lambda answer: isinstance(answer, (tuple, list)),
 )
 def slow_gpu(answer: Sequence) -> Verdict:
-    """Where the slow one of the case's four GPUs stands, and how many of 32 layers each stage gets,
-    under 1F1B.
+    """Say on which rank the slow one of the case's four GPUs is, and how many of 32 layers each
+    stage gets, under 1F1B.
     """
     if len(answer) != 2 or answer[0] not in range(4):
         return wrong(
@@ -86,14 +86,14 @@ def slow_gpu(answer: Sequence) -> Verdict:
             "that we know"
         )
     return right(
-        f"{step:.2f} s, {held[answer[0]]:.1f} GB on the slow one: its memory says what it can take"
+        f"{step:.2f} s, {held[answer[0]]:.1f} GB on the slow one: its memory tells what it can take"
     )
 
 
 @one_or_several
 @checker()
 def capped(answer: object) -> Verdict:
-    """How many of the ten layers each of four 1F1B stages gets, within 28 MB."""
+    """Give each of four 1F1B stages some of the ten layers, within 28 MB."""
     answer = values_of(answer)
     _check_counts(answer, 4, len(CAPPED_TIMES))
     flying = build("1F1B", num_ranks=4, num_microbatches=8).peak_in_flight
@@ -111,7 +111,7 @@ def capped(answer: object) -> Verdict:
 
 @checker("what `pool.train(...)` returned", lambda answer: hasattr(answer, "gradients"))
 def fits(answer: object) -> Verdict:
-    """A measured run of 1F1B on 3 ranks whose ranks hold at most 10 MB of activations, with no
+    """Give a measured run of 1F1B on 3 ranks that hold at most 10 MB of activations, without
     needless recomputation.
 
     The model is `models.gpt(batch_size=16)`, with 8 microbatches.
@@ -147,11 +147,11 @@ def fits(answer: object) -> Verdict:
             f"it fits; but stage {needless[0]} recomputes for nothing: it was below the limit "
             "without"
         )
-    return right("ranks 0 and 1 recompute; rank 2 has one microbatch in flight and needn't")
+    return right("ranks 0 and 1 recompute. Rank 2 has one microbatch in flight and doesn't have to")
 
 
 def _check_counts(counts: object, num_stages: int, num_layers: int) -> None:
-    """Raise `Wrong` for what doesn't say how many layers each stage gets."""
+    """Raise `Wrong` unless these are the numbers of layers of the stages."""
     if not isinstance(counts, Sequence) or isinstance(counts, str):
         raise Wrong(f"expected {num_stages} numbers of layers, got {counts!r}")
     if len(counts) != num_stages:
@@ -169,12 +169,12 @@ def _sums(values: Sequence[float], counts: Sequence[int]) -> list[float]:
 
 @checker("a function of a module")
 def checkpointed(answer: object) -> Verdict:
-    """Write `stage(module)`: returns forward(m, x) and backward(m, gradient), and keeps only inputs
-    between them.
+    """Write `stage(module)`, which returns forward(m, x) and backward(m, gradient) and keeps only
+    inputs between them.
 
-    `forward` returns the output, `backward` the input's gradient; the weights' gradients
-    accumulate. The module drops activations out, and both forwards of a microbatch must drop the
-    same ones.
+    `forward` returns the output, and `backward` returns the input's gradient. The weights'
+    gradients accumulate. The module has dropout, and both forwards of a microbatch must drop the
+    same activations.
     """
     import torch
 
@@ -264,8 +264,8 @@ def _in_1f1b_order(
 
 
 def tied_gb(answer: object) -> Verdict:
-    """Llama 3.2 3B, whose head is its embedding: what four ranks hold in all, at 18 bytes per
-    parameter.
+    """Give what four ranks hold in all for Llama 3.2 3B, whose head is its embedding, at 18 bytes
+    per parameter.
     """
     model = Transformer(
         28, 3072, 8192, heads=24, kv_heads=8, mlp_width=8192, gated=True, vocabulary=128256
@@ -287,8 +287,8 @@ def tied_gb(answer: object) -> Verdict:
 
 
 def pictures() -> MeasuredLayers:
-    """The profile of a model of pictures: what cuts them into patches keeps most of all for its
-    backward.
+    """The profile of a model of pictures. The layer that cuts them into patches keeps most of all
+    for its backward.
     """
     from pplab.lab import MeasuredLayers
 
@@ -303,7 +303,7 @@ def pictures() -> MeasuredLayers:
 
 
 def judged(name: str, counts: Sequence[int]) -> tuple[float, tuple[float, ...]]:
-    """A step in ms, and the bytes of both ranks, of `pictures()` on two ranks with 8
+    """The time of a step in ms, and the bytes of both ranks, of `pictures()` on two ranks with 8
     microbatches.
     """
     schedule = build(name, num_ranks=2, num_microbatches=8)
@@ -342,8 +342,8 @@ def _too_full(held: Sequence[float]) -> int | None:
     lambda answer: isinstance(answer, (tuple, list)),
 )
 def pictures_cut(answer: Sequence) -> Verdict:
-    """`pictures()` on ranks with cards of 56 and 28 MB and 8 microbatches: the fastest schedule and
-    counts that fit.
+    """Find the fastest schedule and counts that fit for `pictures()`, with 8 microbatches, on ranks
+    with cards of 56 and 28 MB.
     """
     if len(answer) != 2 or answer[0] not in CHOICES:
         return wrong(
@@ -371,8 +371,8 @@ NEAR = 2.5  # dollars above the best known
 
 @checker("a dict with schedule, cut and recompute", lambda answer: isinstance(answer, Mapping))
 def thirteen(answer: Mapping[str, object]) -> Verdict:
-    """The 13-billion shape on the case's machines, 16 sequences to a step: schedule, cut, layers to
-    recompute.
+    """Give schedule, cut and layers to recompute for the 13-billion shape on the case's machines,
+    with 16 sequences to a step.
     """
     if set(answer) != set(BEST_KNOWN):
         return wrong(

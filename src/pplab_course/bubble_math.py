@@ -51,8 +51,8 @@ NEAR = 1.005  # times the cheapest: as good
 
 
 def slow_middle(*answer: object) -> Verdict:
-    """3 ranks, 2 microbatches, GPipe; F=1 and B=2, on rank 1 2 and 4: the makespan, and how many
-    cells are idle.
+    """Count GPipe on 3 ranks with 2 microbatches, F=1 and B=2, but 2 and 4 on rank 1: the makespan,
+    and how many cells are idle.
     """
     turn = "rank 1's forwards should end at 5, and rank 2's first backward at 8. Go on from there"
     makespan = dict.fromkeys(range(61), turn) | {
@@ -79,8 +79,8 @@ def slow_middle(*answer: object) -> Verdict:
 
 
 def tokens_per_second(*answer: object) -> Verdict:
-    """P=8, M=64, 10 and 20 ms, 4 sequences of 2,048 tokens each: the step in s, the efficiency,
-    tokens per second.
+    """Compute, for P=8, M=64, 10 and 20 ms, and 4 sequences of 2,048 tokens each, the step in s,
+    the efficiency, and the tokens per second.
     """
     step = 71 * 0.030
     names = ("step", "efficiency", "tokens per second")
@@ -102,8 +102,8 @@ def tokens_per_second(*answer: object) -> Verdict:
 @one_or_several
 @checker()
 def chart_at_the_floor(answer: object) -> Verdict:
-    """3 ranks, 3 microbatches: rows that end at the floor, and only rank 0 may run all its forwards
-    first.
+    """Write rows for 3 ranks and 3 microbatches that end at the floor. Only rank 0 may run all its
+    forwards first.
     """
     schedule = schedule_of(
         answer, (3, 3, 3), "the chart must have 3 ranks with a stage each and 3 microbatches"
@@ -126,10 +126,9 @@ def chart_at_the_floor(answer: object) -> Verdict:
 
 
 def _needless_wait(timeline: Timeline, floor: float) -> str:
-    """The longest wait of the lowest rank that is done later than at the floor, where F = 1 and B =
-    2.
+    """The longest wait of the lowest rank that ends later than at the floor, where F = 1 and B = 2.
 
-    Rank r can't start before r: waiting until then is nobody's fault.
+    Rank r can't start before r, so waiting until then is unavoidable.
     """
     ends = {
         rank: max(span.end for span in timeline.spans if span.rank == rank) for rank in range(3)
@@ -145,8 +144,8 @@ def _needless_wait(timeline: Timeline, floor: float) -> str:
 @one_or_several
 @checker()
 def repair(answer: object) -> Verdict:
-    """BROKEN_CHART with another line for rank 1, which runs in 18 units: the line, or all three as
-    text or rows.
+    """Give BROKEN_CHART a new line for rank 1, which runs in 18 units. The answer is the line, or
+    all three as text or rows.
     """
     given = [actions_of(line) for line in BROKEN_CHART.splitlines()]
     with told("", TypeError):
@@ -186,7 +185,7 @@ def _counted_schedule() -> Schedule:
 
 
 def _counted_action(text: object) -> Action:
-    """An action of the colleague's schedule; `Wrong` for anything else."""
+    """An action of the colleague's schedule. Raises `Wrong` for anything else."""
     if not isinstance(text, (str, Action)):
         raise Wrong(f'expected an action, such as "0F0", got {text!r}')
     action = parse(*whole([text]))
@@ -199,7 +198,7 @@ def _counted_action(text: object) -> Action:
 @one_or_several
 @checker()
 def too_early(answer: object) -> Verdict:
-    """An action that COUNTED lets start before what it needs has ended, and the action that it
+    """Name an action that COUNTED starts before what it needs has ended, and the action that it
     should wait for.
     """
     pair = [
@@ -248,8 +247,8 @@ def _counted_start(action: Action) -> int:
 @one_or_several
 @checker()
 def six_hours(answer: object) -> Verdict:
-    """The case in six hours, 64 sequences in a step: the layers of each rank, for as few dollars as
-    possible.
+    """Give the layers of each rank, so that the case with 64 sequences in a step takes at most six
+    hours and as few dollars as possible.
     """
     cut = _whole_layers(answer)
     found, cheapest = _entry(cut), _entry(CHEAPEST)
@@ -278,7 +277,7 @@ def _entry(cut: Sequence[int]) -> Entry:
 
 
 def _whole_layers(answer: object) -> tuple[int, ...]:
-    """A cut of the case's model; `Wrong` says what is none."""
+    """A cut of the case's model. Raises `Wrong`, which tells why, for anything else."""
     layers, cut = Case().model.num_layers, values_of(answer)
     if not isinstance(answer, Sequence):
         raise Wrong(f"expected the layers of each rank, such as [8, 8, 8, 8], got {answer!r}")

@@ -54,8 +54,8 @@ NEAR = 2.0  # dollars
 
 
 def paired(rows: Iterable[Sequence]) -> list[list[Action | Overlap]]:
-    """The rows with every F that a B of another microbatch follows at once made one overlap with
-    it.
+    """The rows where every F that is directly followed by a B of a different microbatch forms an
+    overlap with it.
     """
     made = []
     for row in rows:
@@ -71,7 +71,7 @@ def paired(rows: Iterable[Sequence]) -> list[list[Action | Overlap]]:
 
 
 def pairs(answer: object) -> Verdict:
-    """DualPipe, P=4, M=20: how many pairs does a rank run?"""
+    """Count the pairs that a rank runs in DualPipe, P=4, M=20."""
     traps = {
         3: "that is with 8 microbatches",
         20: "the first forwards and the last backwards have no partner",
@@ -82,8 +82,8 @@ def pairs(answer: object) -> Verdict:
 
 @checker("a function of a schedule")
 def unfold(answer: object) -> Verdict:
-    """Write a function from a DualPipeV schedule (P ranks, M microbatches) to rows of DualPipe (2P
-    ranks, 2M).
+    """Write a function from a DualPipeV schedule (P ranks, M microbatches) to the rows of DualPipe
+    (2P ranks, 2M).
     """
     for P, M in ((1, 2), (2, 4), (3, 7), (4, 8)):
         with told(f"from {P} ranks and {M} microbatches: "):
@@ -94,7 +94,7 @@ def unfold(answer: object) -> Verdict:
 
 
 def _unfolded(schedule: Schedule, P: int, M: int) -> str | None:
-    """What keeps a schedule from being the DualPipe that a DualPipeV of that size was cut from."""
+    """Why a schedule isn't the DualPipe from which a DualPipeV of that size was cut, or None."""
     expected = build("DualPipe", num_ranks=2 * P, num_microbatches=2 * M)
     if fault := _elsewhere(schedule, expected):
         return fault
@@ -112,7 +112,7 @@ def _unfolded(schedule: Schedule, P: int, M: int) -> str | None:
 
 
 def _elsewhere(schedule: Schedule, dualpipe: Schedule) -> str | None:
-    """What keeps a schedule from having DualPipe's sizes and placement."""
+    """Why a schedule doesn't have DualPipe's sizes and placement, or None."""
     P, stages, M = shape_of(dualpipe)
     if shape_of(schedule) != (P, stages, M):
         wanted = f"{P} ranks, {stages} stages and {M} microbatches"
@@ -126,7 +126,9 @@ def _elsewhere(schedule: Schedule, dualpipe: Schedule) -> str | None:
 
 
 def break_even(answer: object) -> Verdict:
-    """P=4, M=8, F=I=W=1/2 per half stage: how long may DualPipeV's F&B be to take ZB-V's 25.5?"""
+    """Find how long DualPipeV's F&B may be so that it takes ZB-V's 25.5, with P=4, M=8 and
+    F=I=W=1/2 per half stage.
+    """
     traps = {
         2.7: "that is of a full stage: a pair of half stages takes 1.5 when nothing is hidden",
         2.875: "that is DualPipe's, and of a full stage",
@@ -142,8 +144,8 @@ OTHERS = (Costs(), Costs(2, 1, 1), Costs(3, 4, 2), Costs(1, 2, 1), MIXTURE)
 @one_or_several
 @checker()
 def improve_dualpipe(answer: object) -> Verdict:
-    """Improve on DualPipe's published rows in its memory: `rows(num_ranks, num_microbatches)`, and
-    for which costs.
+    """Improve on DualPipe's published rows in the same memory. Give `rows(num_ranks,
+    num_microbatches)`, and the costs with which they are faster.
     """
     expected = (
         "expected two things, a function of (num_ranks, num_microbatches) and the pp.Costs for "
@@ -204,10 +206,13 @@ def _said(costs: Costs) -> str:
 
 @checker_of_each("ABCD")
 def clusters(answer: dict) -> Verdict:
-    """Why a step is longer than hoped, from the times of a stage: alone, with all experts on one
-    GPU, in a pair.
+    """Find why a step is longer than hoped, given a stage's times alone, with all experts on one
+    GPU, and in a pair.
     """
-    says = "a pair takes at least the longest of four, and what sets it says what to change"
+    says = (
+        "a pair takes at least the longest of four times, and the one that sets it tells what "
+        "to change"
+    )
     return matched(answer, CLUSTERS, CAUSES, _possible, says)
 
 
@@ -225,7 +230,9 @@ def _possible(letter: str) -> str:
     "a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping)
 )
 def long_sequences(answer: Mapping[str, object]) -> Verdict:
-    """Sequences twice as long, eight to a step: what `Case.row` takes, for the smallest bill."""
+    """Give the arguments of `Case.row` with the smallest bill for sequences twice as long, eight to
+    a step.
+    """
     row = row_of(TWICE_AS_LONG, answer, 8)
     if (row.num_microbatches, row.microbatch) != (8, 1):
         raise Wrong(
@@ -255,8 +262,8 @@ def paired_builder(answer: object) -> Verdict:
 
 
 def pause(answer: object) -> Verdict:
-    """Attention 2, experts 5, all-to-alls 4: how long does a pair of one layer take in the best
-    order?
+    """Find how long a pair of one layer takes in the best order, with attention 2, experts 5 and
+    all-to-alls 4.
     """
     traps = {
         22: "that is the bound: the backward alone takes as long, and the forward's experts have "

@@ -1,5 +1,5 @@
-"""What runs of a model of one's own need: faults on purpose, an optimizer that clips alone, and
-runs that lose something.
+"""What the exercises on a model of one's own need: faults on purpose, an optimizer that clips
+alone, and runs that lose something.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FAULTS = ("raise", "kill", "stop")
 
 
 class Fault:
-    """A hook for a module: in one of its calls, counted from 0, it raises, kills its process or
+    """A hook for a module. In one of its calls, counted from 0, it raises, kills its process or
     stops it.
 
-    It leaves the file `mark` when it strikes, so that its time is known. With `once` it doesn't
-    strike where the file is already there.
+    When it strikes it writes the file `mark`, which tells the time. With `once` it doesn't strike
+    if the file is already there.
     """
 
     def __init__(self, kind: str, mark: str, call: int = 0, once: bool = False):
@@ -63,8 +63,8 @@ def adam(parameters: Sequence[nn.Parameter], fault: Fault | None = None) -> Opti
 
 
 def clips_alone(named: Sequence[tuple[str, nn.Parameter]], limit: float) -> Optimizer:
-    """SGD that first clips what it has: on a rank of a pipeline, that rank's gradients by their own
-    norm.
+    """SGD that first clips the gradients that it has. On a rank of a pipeline, it clips that rank's
+    gradients by their own norm.
     """
     import torch
 
@@ -75,7 +75,7 @@ def clips_alone(named: Sequence[tuple[str, nn.Parameter]], limit: float) -> Opti
 
 
 def alive(context: object) -> int:
-    """The process number of a rank; give it to `Pool.run`."""
+    """The process number of a rank, for `Pool.run`."""
     return os.getpid()
 
 
@@ -102,8 +102,8 @@ LOST = dict(zip("ABCD", (STATES[1], STATES[3], STATES[0], STATES[2]), strict=Tru
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: for tensors as small as `small_gpt`'s, that is up to ten times as fast
-    as on several.
+    """Compute on one thread. For tensors as small as `small_gpt`'s, this is up to ten times as fast
+    as several threads.
     """
     import torch
 
@@ -116,7 +116,7 @@ def one_thread() -> Iterator[None]:
 
 
 def cases() -> dict[str, Case]:
-    """Four resumed runs, A to D, trained here and now in one process; each lost something, or
+    """Four resumed runs, A to D, trained in one process by this call. Each has lost something, or
     nothing.
     """
     with one_thread():
@@ -124,8 +124,8 @@ def cases() -> dict[str, Case]:
 
 
 def _case(lost: str) -> Case:
-    """Train, interrupt, lose something, go on. Without a loss, the sums are taken in another order
-    after the break.
+    """Train, interrupt, lose something, go on. If nothing is lost, sums are taken in a different
+    order after the break.
     """
     import torch
 
@@ -167,8 +167,8 @@ def train_step(
     step: int,
     microbatches: int = 1,
 ) -> float:
-    """A step of the optimizer on the batch of that number, which is cut into microbatches; its
-    loss.
+    """Take a step of the optimizer on the batch of that number, cut into microbatches, and return
+    its loss.
     """
     optimizer.zero_grad()
     losses = []

@@ -1,10 +1,10 @@
-"""Figures and schedules in the forms in which a notebook keeps them, to be seen wherever the
-notebook is opened.
+"""Figures and schedules in the forms that a notebook keeps, so that they can be seen wherever it is
+opened.
 
-Of a figure, the book's page takes SVG in its own colours. It is kept under a type of its own: as
-HTML, JupyterLab would show what is left of it in a notebook that nobody has trusted yet, the
-chart's words without the chart; as SVG, nbconvert would need Inkscape for a PDF. Everybody else
-takes the picture, which is on white, and who can't see it the sentence.
+The book's page takes a figure as SVG in its own colours, kept under a special type. As HTML,
+JupyterLab would only show the chart's words in a notebook that isn't trusted yet, and as SVG,
+nbconvert would need Inkscape for a PDF. All other viewers take the picture, on white, and readers
+who can't see it take the sentence.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def timeline_bundle(timeline: Timeline, **_: object) -> Bundle:
 
 
 def figure_bundle(figure: Figure, **_: object) -> Bundle:
-    """The figure, likewise."""
+    """The figure as such a bundle."""
     return bundle(figure_html(figure), [figure_picture(figure)], alternative_text(figure))
 
 
 def bundle(page: str, pictures: Sequence[Image], text: str) -> Bundle:
-    """HTML for the book's page, pictures one above the other for other viewers, and what they show
-    in words.
+    """HTML for the book's page, pictures one above the other for other viewers, and their
+    description in words.
     """
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Time against memory, drawn: lines of the orders that were found, and marks of the published
+"""Draw time against memory: lines for the best orders found, and marks for the published
 schedules.
 """
 
@@ -31,12 +31,12 @@ _SIZE, _ROW = 10, 22  # points: of letters, which a phone shows whole, and of wh
 
 
 def bound_of(frontier: Frontier, point: Point) -> float | None:
-    """The time below which no order of the point's placement is, in what it holds; None where none
-    was recorded.
+    """The time below which no order of the point's placement can be in the memory that it holds, or
+    None if no bound was recorded.
 
-    That of the smallest limit which is no less, or of the last where more memory makes no order
-    shorter. A whole backward is a split one whose halves stay together, so that what is proved of
-    halves is true of it, too.
+    It is the bound of the smallest limit that is no less, or of the last limit where more memory
+    makes no order shorter. A whole backward is a split one whose halves stay together, so the
+    proofs for halves hold for it, too.
     """
     of = [each for each in frontier.found if each.placement == point.placement]
     alike = [each for each in of if each.split == point.split] or [
@@ -53,13 +53,13 @@ def bound_of(frontier: Frontier, point: Point) -> float | None:
 def frontier_chart(frontier: Frontier, *, most: float | None = None) -> Axes:
     """Draw time against what the fullest rank holds.
 
-    A line says, for a placement, how short the best order is that was found in so much memory. It
-    has a dot where that is proved, and below it lies, shaded, what isn't. Marks are published
-    schedules; a line leads from each to its name, and a bar says how far it is above the bound for
-    its placement, in its memory.
+    For each placement, a line shows how short the best order is that was found in so much memory.
+    It has a dot where that is proved. The area below it, which isn't proved, is shaded. Marks are
+    published schedules. A line leads from each to its name, and a bar shows how far it is above the
+    bound for its placement, in its memory.
 
-    `most`: how much memory the axis reaches. What lies beyond is left out, and what takes more than
-    1.6 times as long as the best.
+    `most` is the memory at which the axis ends. Whatever lies beyond is left out, and so are orders
+    that take more than 1.6 times as long as the best.
     """
     best = min(point.time for point in frontier.points)
     slowest = 1.6 * best
@@ -109,8 +109,8 @@ def frontier_chart(frontier: Frontier, *, most: float | None = None) -> Axes:
 
 
 def _mark(ax: Axes, point: Point, x: float, marker: str, name: str) -> None:
-    """The point's sign, and around it what can be pointed at on a page: all that has this `name` as
-    its id.
+    """The sign of a point, and around it an area to point at on a page, whose parts have this
+    `name` as their id.
     """
     ax.plot(x, point.time, marker, color="black", ms=7, zorder=4)
     ax.plot(x, point.time, "o", alpha=0, ms=16, gid=name, zorder=9)
@@ -149,11 +149,11 @@ def _rows(ax: Axes, frontier: Frontier, published: Sequence[Point]) -> None:
 def _known(
     steps: Sequence[Point], orders: Sequence[Point], held_in: str, right: float
 ) -> tuple[list, list, list]:
-    """Where a placement's line steps, its height from there on, and the bound's: in more memory
-    nothing gets longer.
+    """Where a placement's line steps, its height from there on, and the bound's height. More memory
+    makes nothing longer.
 
-    Activations come whole, so that between two limits a rank can hold no more than in the lower
-    one. Bytes don't: up to the next limit only that one's bound is known.
+    Activations come whole, so between two limits a rank can hold no more than at the lower one.
+    Bytes don't, so up to the next limit only that limit's bound is known.
     """
     last = right if steps[-1].final else steps[-1].limit
     at = sorted({x for p in orders for x in (p.held, p.limit or p.held) if x < last} | {last})
@@ -163,8 +163,8 @@ def _known(
 
 
 def _look(point: Point) -> str:
-    """What it is drawn as. Of the published schedules some of a loop, or both ways, have whole
-    backwards, too.
+    """How to draw it. Some published schedules of a loop, or both ways, have whole backwards,
+    too.
     """
     return point.placement + ", whole" * (not point.split and point.placement == PLACEMENTS[0])
 

@@ -1,9 +1,9 @@
-"""A frontier to point at: the book's page shows the chart of whichever schedule the reader points
-at, or chooses.
+"""A frontier to point at: on the book's page, you see the chart of the schedule that you point at
+or choose.
 
-The choice is a row of radio buttons, so that keyboards, fingers and readers of screens have it too,
-and a page without scripts, which says what is chosen and can't draw it. Other viewers show the
-chart of time against memory, and its points as lines of text.
+The choice is a row of radio buttons, so it works with keyboards, fingers and screen readers.
+Without scripts the page names the chosen schedule but can't draw it. Other viewers show the chart
+of time against memory, and its points as lines of text.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _NO_SCRIPTS = (
 
 
 class Shown(NamedTuple):
-    """A point of the chart, with its own."""
+    """A point of the chart, with its own bound."""
 
     number: int  # among the frontier's points
     point: Point
@@ -101,7 +101,7 @@ class Shown(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of a published schedule; or what to call an order that was found."""
+        """The name of a published schedule, or a description of an order that was found."""
         of, state = self.point, "best" if self.point.proved else "found"
         return (
             of.name
@@ -110,7 +110,7 @@ class Shown(NamedTuple):
         )
 
     def said(self, frontier: Frontier) -> str:
-        """What it takes and holds, and how far it is from the shortest there can be."""
+        """What it takes and holds, and how far it is from the shortest possible."""
         point, unit = self.point, frontier.unit and f" {frontier.unit}"
         takes = f"{self.name}: {point.time:.5g}{unit}, holds {point.held:.4g} {frontier.held_in}. "
         if self.bound is None:
@@ -123,7 +123,9 @@ class Shown(NamedTuple):
 
 
 class FrontierView:
-    """A recorded frontier, one of `lab.frontiers()`; `most`: how much memory the axis reaches."""
+    """A recorded frontier, which is one of `lab.frontiers()`. `most` is the memory at which the
+    axis ends.
+    """
 
     def __init__(self, frontier: Frontier, most: float | None = None):
         from matplotlib import pyplot as plt
@@ -176,7 +178,9 @@ class FrontierView:
         )
 
     def _link(self, each: Shown) -> str:
-        """To its rows in the explorer, at these times where the page's fields can say them."""
+        """A link to its rows in the explorer, with these times if the page's fields can show
+        them.
+        """
         costs, schedule = self.frontier.costs[each.point.placement], each.timeline.schedule
         try:
             address, said = explore(schedule, costs=costs).link(EXPLORER), ""
@@ -194,8 +198,8 @@ class FrontierView:
 
 
 class FrontierViews(FrontierView):
-    """Frontiers of several settings behind a switch, by the names that it has for them; elsewhere,
-    the first chart.
+    """Frontiers of several settings behind a switch, by name. Other viewers show the first
+    chart.
     """
 
     def __init__(self, views: Mapping[str, FrontierView]):
@@ -213,7 +217,9 @@ class FrontierViews(FrontierView):
 
 
 def _choice(own: str, choices: Mapping[str, str], legend: str, of: str = "settings") -> str:
-    """A row of radio buttons, each with what is shown while it is chosen; the first is."""
+    """A row of radio buttons, each with what is shown while it is chosen. The first one is
+    chosen.
+    """
     shown = "".join(
         f'<input type="radio" name="{own}" id="{own}-{number}"{"" if number else " checked"}>'
         f'<label for="{own}-{number}">{html.escape(name)}</label><div class="pplab-chosen">'
@@ -224,7 +230,7 @@ def _choice(own: str, choices: Mapping[str, str], legend: str, of: str = "settin
 
 
 def _rows(timeline: Timeline, letters: dict[Item, str]) -> str:
-    """A timeline's rows as `_DRAW` reads them; items that have no letter yet are given the next."""
+    """A timeline's rows as `_DRAW` reads them. Items without a letter get the next one."""
     schedule = timeline.schedule
     rows, now = [""] * schedule.num_ranks, [0.0] * schedule.num_ranks
     for span in timeline.spans:

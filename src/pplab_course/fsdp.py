@@ -69,8 +69,8 @@ GPUS = 1024  # in boxes of eight
 
 
 def most_gpus(answer: object) -> Verdict:
-    """How many GPUs may share a step of `TOKENS` under FSDP, gradients in fp32, before its traffic
-    shows?
+    """Find how many GPUs may share a step of `TOKENS` under FSDP, with gradients in fp32, before
+    its traffic shows.
     """
     per_gpu = {r: free_tokens(2, FLOPS, BANDWIDTH, r=r) * 2 for r in (2, 4)}  # without (n - 1) / n
     most = {r: int(1 + TOKENS / tokens) for r, tokens in per_gpu.items()}
@@ -93,8 +93,8 @@ def most_gpus(answer: object) -> Verdict:
 
 
 def tensor_ranks(answer: object) -> Verdict:
-    """How many tensor ranks has each replica on `GPUS` at least, before FSDP's traffic hides,
-    gradients in fp32?
+    """Find the fewest tensor ranks in each replica on `GPUS` with which FSDP's traffic hides, with
+    gradients in fp32.
     """
     enough = {
         k: TOKENS * k / GPUS >= free_tokens(GPUS // k, FLOPS, BANDWIDTH, r=4) for k in (1, 2, 4, 8)
@@ -125,7 +125,7 @@ _WHY = {
 
 @checker_of_each("ABCD")
 def slow_teams(answer: Mapping[str, str]) -> Verdict:
-    """What makes each team's pass as long as it is?"""
+    """Find what makes each team's pass as long as it is."""
     return matched(answer, _CAUSE_OF, CAUSES, _WHY.get, "each phase is as long as its longer half")
 
 
@@ -141,7 +141,7 @@ _CLUES = {
 
 @checker_of_each("ABCD")
 def boxes(answer: Mapping[str, str]) -> Verdict:
-    """Four teams: what first?"""
+    """Find what each of four teams should do first."""
     return matched(answer, _BOXES, ANSWERS, _CLUES.get, "links first, then the schedule")
 
 
@@ -151,8 +151,8 @@ NEAR = 0.03  # of the best bill
 
 @cache
 def bill(gigabits: int, pipeline: bool, sequences: int) -> float:
-    """Of a billion tokens at two dollars, gradients in fp32: by 1F1B, cut as in the chapter, or
-    unpipelined.
+    """Compute the bill for a billion tokens at two dollars, gradients in fp32, by 1F1B, cut as in
+    the chapter, or without a pipeline.
     """
     case = Case(gigabits=gigabits)
     if pipeline:
@@ -162,8 +162,8 @@ def bill(gigabits: int, pipeline: bool, sequences: int) -> float:
 
 @checker("a function of (sequences, price)")
 def rent(rule: Callable[[int, float], tuple[int, bool]]) -> Verdict:
-    """A rule for renting: 25 gigabits for 2 dollars or 100 for `price`, with or without a pipeline,
-    judged by bills.
+    """Write a rule for renting, judged by bills: 25 gigabits for 2 dollars or 100 for `price`, with
+    or without a pipeline.
     """
     worst, dearest = 0.0, ""
     for sequences in SEQUENCES:

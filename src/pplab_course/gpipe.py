@@ -39,8 +39,8 @@ from .verdict import (
 
 
 def one_rank_recomputes(*answer: object) -> Verdict:
-    """GPipe on 3 ranks, 5 microbatches, F = 1, B = 2: how long is a step if rank 1 alone recomputes
-    (its B is 3), and how long if all ranks do? A pair of numbers.
+    """Find how long a step of GPipe takes on 3 ranks with 5 microbatches, F = 1 and B = 2, if rank
+    1 alone recomputes (its B is 3), and if all ranks do. A pair of numbers.
     """
     alone = {
         28: "that is with all three",
@@ -61,8 +61,8 @@ def one_rank_recomputes(*answer: object) -> Verdict:
 
 
 def larger_cards(*answer: object) -> Verdict:
-    """On GPUs with room for 141 GB: the most microbatches of one sequence that GPipe can run
-    without recomputation, and the dollars per GPU and hour up to which that is cheaper than four on
+    """For GPUs with room for 141 GB, find the most microbatches of one sequence that GPipe can run
+    without recomputation, and the dollars per GPU and hour below which that is cheaper than four on
     the case's GPUs. A pair of numbers.
     """
     case = Case()
@@ -93,9 +93,9 @@ def larger_cards(*answer: object) -> Verdict:
 
 
 def overhead_from_a_sweep(*answer: object) -> Verdict:
-    """GPipe on 4 ranks, one batch in 2, 4, 8 and 16 microbatches: `sweep()` gives the times in ms.
-    Which work per rank (all forwards and backwards of a batch, without overhead) and which overhead
-    per microbatch, in ms, explain them? A pair of numbers.
+    """Find the work per rank (all forwards and backwards of a batch, without overhead) and the
+    overhead per microbatch, in ms, that explain `sweep()`: GPipe on 4 ranks, one batch in 2, 4, 8
+    and 16 microbatches. A pair of numbers.
     """
     work, overhead = SWEEP
     names, why = ("work", "overhead"), "(M + 3)(work / M + overhead) gives all four times"
@@ -120,8 +120,8 @@ def sweep() -> dict[int, float]:
 
 @checker("a torch module", is_module)
 def a_norm_that_survives(answer: object) -> Verdict:
-    """Give a normalisation for 8 features under which two processes with four microbatches have the
-    gradients of one process with the whole batch: a torch module.
+    """Give a normalisation for 8 features, a torch module, under which two processes with four
+    microbatches have the gradients of one process with the whole batch.
     """
     import torch
     from torch import nn
@@ -165,9 +165,9 @@ SPEEDUP = (  # of a GPipe that was right
 
 
 def begin_repair(to: str = "my_repair.py") -> str:
-    """Write the file that the exercise `repaired_file` is about. A copy that is there stays."""
+    """Write the file for the exercise `repaired_file`, unless it already exists."""
     says = (
-        f"{to} is a GPipe that allocates its buffers once: open it beside this page, and repair it"
+        f"{to} is a GPipe that allocates its buffers once: open it next to this page, and repair it"
     )
     return spine.written(to, _with_fault(), says)
 
@@ -176,8 +176,8 @@ def begin_repair(to: str = "my_repair.py") -> str:
     'the name of the file, such as "my_repair.py"', lambda answer: isinstance(answer, (str, Path))
 )
 def repaired_file(answer: str | Path) -> Verdict:
-    """Repair the file of `begin_repair`, whose gradients are right with one microbatch only: its
-    name.
+    """Repair the file of `begin_repair`, whose gradients are right with one microbatch only. The
+    answer is its name.
     """
     path = located(answer)
     if path.is_file():
@@ -207,8 +207,8 @@ def _with_fault() -> str:
 @in_whole_backwards(stage_per_rank=True)
 @checker("a function of (num_ranks, num_microbatches, most)")
 def flushing_builder(answer: Callable[[int, int, int], object]) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches, most)`: GPipe that flushes, so that no rank ever
-    holds more than `most` microbatches, as fast as that can be.
+    """Write `rows(num_ranks, num_microbatches, most)`, a GPipe that flushes so that no rank ever
+    holds more than `most` microbatches, as fast as possible.
     """
     for P, M, most in ((2, 4, 2), (4, 16, 4), (3, 7, 3), (4, 5, 8), (1, 3, 2), (3, 4, 1)):
         with told(f"at {P} ranks, {M} microbatches and at most {most}: "):
@@ -234,8 +234,8 @@ def flushing_builder(answer: Callable[[int, int, int], object]) -> Verdict:
 
 
 def _check_flushes(schedule: Schedule, most: int) -> None:
-    """Every rank holds no more than `most`, and after a backward starts no forward before it holds
-    nothing.
+    """Raise `Wrong` unless every rank holds at most `most`, and after a backward starts no forward
+    before it holds nothing.
     """
     for rank, row in enumerate(schedule.rows):
         held, backward = 0, False
@@ -264,8 +264,8 @@ _EXAMPLE = "([8, 8, 8, 8], [8, 8, 8, 8])"
 @one_or_several
 @checker(f"two lists, such as {_EXAMPLE}", lambda answer: isinstance(answer, (tuple, list, str)))
 def sixteen_sequences(answer: Sequence[object] | str) -> Verdict:
-    """The case, 16 sequences in a step under GPipe: in how many of its layers each rank recomputes,
-    and how many layers it has. The cheapest plan that fits.
+    """Plan the case under GPipe with 16 sequences in a step: in how many of its layers each rank
+    recomputes, and how many layers it has. The cheapest plan that fits.
     """
     answer = rows_of(answer) if isinstance(answer, str) else answer
     if len(answer) != 2:

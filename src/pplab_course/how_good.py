@@ -44,8 +44,8 @@ SMALL = {
 
 @one_or_several
 def small_block(answer: object) -> Verdict:
-    """`SMALL` on a V of two ranks, every six units: what does each rank hold at most, by lifespan
-    and interval?
+    """Compute, from lifespan and interval, the most that each rank holds of `SMALL`, a block on a V
+    of two ranks, every six units.
     """
     traps = (
         {
@@ -64,8 +64,8 @@ def small_block(answer: object) -> Verdict:
 @one_or_several
 @checker()
 def balanced_placement(answer: object) -> Verdict:
-    """16 stages on 4 ranks, four each: a list of stage numbers per rank, so that lifespans add up
-    to the same.
+    """Place 16 stages on 4 ranks, four on each, so that lifespans add up to the same: a list of
+    stage numbers per rank.
     """
     try:
         ranks = [sorted(int(stage) for stage in values_of(stages)) for stages in rows_of(answer)]
@@ -93,8 +93,8 @@ LEAST = (5, 3, 1)
 
 @checker("a dict of starts, such as BROKEN", lambda answer: isinstance(answer, Mapping))
 def repair(answer: Mapping[str, float]) -> Verdict:
-    """`BROKEN` meets itself every three units: move as little as is needed, so that no rank holds
-    more than it must.
+    """Move as few actions as possible of `BROKEN`, whose actions meet every three units, so that
+    none meet and no rank holds more than it must.
     """
     if set(answer) != set(BROKEN):
         raise Wrong(
@@ -123,7 +123,7 @@ _HINTS = {
 
 @checker_of_each("ABCD")
 def causes(answer: dict) -> Verdict:
-    """Four teams and a frontier: what did each overlook?"""
+    """Find what each of four teams with a frontier overlooked."""
     says = "a frontier is of one placement, one set of times, and activations"
     return matched(answer, TEAMS, CAUSES, _HINTS.get, says)
 
@@ -144,8 +144,8 @@ def _timeline_of(answer: object, costs: Costs, M: int) -> Timeline:
 @one_or_several
 @checker("a lab.Block, a schedule or rows", lambda answer: not isinstance(answer, int | float))
 def design(answer: object) -> Verdict:
-    """On a V, at 3, 4, 2, faster than V-Half in its memory: a block, a schedule or rows, for 4
-    ranks and 8.
+    """Design a block, a schedule or rows on a V for 4 ranks and 8 microbatches, faster than V-Half
+    in its memory, at costs 3, 4, 2.
     """
     timeline = _timeline_of(answer, UNEVEN, 8)
     schedule = timeline.schedule
@@ -180,8 +180,8 @@ BEST_KNOWN = 87.036
     "a dict of what lab.Case.row takes, with a schedule", lambda answer: isinstance(answer, Mapping)
 )
 def smaller_cards(answer: Mapping[str, object]) -> Verdict:
-    """The case with 68.7 GB on each card: what `Case.row` takes, with 16 sequences a step, for the
-    smallest bill.
+    """Give the arguments of `Case.row` with the smallest bill for 68.7 GB on each card and 16
+    sequences a step.
     """
     row = row_of(SMALLER, answer, 16)
     if row.num_microbatches * row.microbatch != 16:

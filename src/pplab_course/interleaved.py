@@ -58,7 +58,7 @@ def even_groups_builder(answer: object) -> Verdict:
     """Write `rows(num_ranks, num_microbatches)`: interleaved 1F1B, V=2, at the floor for every M
     from P on.
 
-    No rank may hold more stages than groups of nearly equal size take.
+    No rank may hold more stages than with groups of nearly equal size.
     """
 
     def judge(timeline: Timeline, P: int, M: int) -> str | None:
@@ -78,8 +78,8 @@ def even_groups_builder(answer: object) -> Verdict:
 
 
 def crossover(answer: object) -> Verdict:
-    """P=4, M=8: the latency from which eager 1F1B is faster than interleaved 1F1B with two stages
-    per rank.
+    """Find the latency from which eager 1F1B is faster than interleaved 1F1B with two stages per
+    rank, with P=4, M=8.
     """
     traps = {
         9 / 16: "a message costs interleaving 14 c only up to c = 0.5; beyond, each further unit "
@@ -95,8 +95,8 @@ def crossover(answer: object) -> Verdict:
 @one_or_several
 @checker()
 def beat_24(answer: object) -> Verdict:
-    """P=3, M=4, V=2, F = B = 1 of a stage: faster than 24, with at most 6 stages held on any
-    rank.
+    """Find an order faster than 24, with at most 6 stages held on any rank, for P=3, M=4, V=2, F =
+    B = 1 of a stage.
     """
     schedule = schedule_of(answer)
     if (fault := _not_looped(schedule, 3, 4)) is not None:
@@ -117,8 +117,8 @@ def beat_24(answer: object) -> Verdict:
 
 @one_or_several
 def gathers(answer: object) -> Verdict:
-    """P=4, V=2, room for one stage's weights: rank 1's gathers in a step of interleaved 1F1B, with
-    M=8 and M=16.
+    """Count rank 1's gathers in a step of interleaved 1F1B with P=4, V=2, M=8 and M=16, if there is
+    room for one stage's weights.
     """
     if values_of(answer) == (18, 46):
         return wrong(
@@ -132,13 +132,13 @@ def gathers(answer: object) -> Verdict:
 
 
 def _changes(row: Sequence[Action]) -> int:
-    """How often an action of the row belongs to another stage than the one before it."""
+    """How often an action of the row belongs to a different stage than the one before it."""
     return sum(a.stage != b.stage for a, b in zip(row, row[1:], strict=False))
 
 
 def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> str | None:
-    """What is wrong with the sizes or the placement of a schedule with two stages per rank, placed
-    in a loop.
+    """What is wrong with the sizes or the placement of a schedule with two stages per rank in a
+    loop.
     """
     wanted = num_ranks, 2 * num_ranks, num_microbatches
     if shape_of(schedule) != wanted:
@@ -150,8 +150,8 @@ def _not_looped(schedule: Schedule, num_ranks: int, num_microbatches: int) -> st
 
 
 def golden_cut(answer: object) -> Verdict:
-    """Half of a forward is attention: after which share of the sequence is half of the work
-    done?
+    """Find the share of the sequence after which half of the work is done, if half of a forward is
+    attention.
     """
     traps = {
         0.5: "that is half of the tokens; later tokens take longer",
@@ -169,8 +169,8 @@ def golden_cut(answer: object) -> Verdict:
 @one_or_several
 @checker()
 def repair_slices(answer: object) -> Verdict:
-    """One sequence in three slices on two ranks, in an order in which gradients of keys and values
-    arrive in time.
+    """Order one sequence in three slices on two ranks so that gradients of keys and values arrive
+    in time.
     """
     schedule = schedule_of(answer, (2, 2, 3), "2 ranks, 2 stages and 3 slices")
     with told("", ValueError):
@@ -191,7 +191,7 @@ def repair_slices(answer: object) -> Verdict:
 
 @checker_of_each("ABCD")
 def teams(answer: dict) -> Verdict:
-    """Why four slices did or didn't help."""
+    """Find why four slices did or didn't help."""
     says = "slices trade a shorter bubble for more and shorter actions"
     return matched(answer, CAUSES, sorted(CAUSES.values()), WHY.get, says)
 
@@ -200,8 +200,8 @@ def teams(answer: dict) -> Verdict:
     "a dict of what lab.sliced_row takes, with slices", lambda answer: isinstance(answer, Mapping)
 )
 def long_sequences(answer: Mapping[str, object]) -> Verdict:
-    """Eight sequences of 16,384 tokens a step: what `lab.sliced_row` takes, for the smallest
-    bill.
+    """Give the arguments of `lab.sliced_row` with the smallest bill for eight sequences of 16,384
+    tokens a step.
     """
     if "slices" not in answer:
         raise Wrong(

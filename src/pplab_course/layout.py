@@ -1,6 +1,4 @@
-"""Checkers of the chapter on layouts, with the machines and the tables that its exercises are
-about.
-"""
+"""Checkers of the chapter on layouts, with the machines and the tables of its exercises."""
 
 from __future__ import annotations
 
@@ -40,10 +38,11 @@ MACHINE = Machine(8, Link(20e-6, 22e9), Link(30e-6, 11e9), flops=120e12, memory=
 
 @one_or_several
 def volumes(answer: object) -> Verdict:
-    """C=5120, L=2048, b=4, two bytes, 4 stages, M=16, 13 billion parameters.
+    """Compute, for C=5120, L=2048, b=4, two bytes, 4 stages, M=16 and 13 billion parameters, three
+    volumes.
 
-    One message in MB, the gradients' bytes over a message's, a step's messages over all boundaries
-    in GB.
+    They are one message in MB, the gradients' bytes divided by a message's, and a step's messages
+    over all boundaries in GB.
     """
     one = 4 * 2048 * 5120 * 2
     gradients = 2 * 13e9
@@ -92,8 +91,8 @@ def volumes(answer: object) -> Verdict:
 
 @one_or_several
 def launched(answer: object) -> Verdict:
-    """128 ranks, tp 4, pp 8, 64 layers in stages of 2, microbatches of 2, a global batch of 256:
-    dp, M, V, bubble.
+    """Find dp, M, V and the bubble of 128 ranks, tp 4, pp 8, 64 layers in stages of 2, microbatches
+    of 2, and a global batch of 256.
     """
     replicas, microbatches, stages = 4, 32, 4
     bubble = bubble_fraction(8, microbatches, stages)
@@ -149,7 +148,7 @@ def tables() -> dict[str, str]:
 
 @checker_of_each("ABCD")
 def judge(answer: object) -> Verdict:
-    """What becomes of each table under torch: "runs", "missing", "deadlock" or "losses"."""
+    """Find what becomes of each table under torch: "runs", "missing", "deadlock" or "losses"."""
     says = "A is torch's own listing; C is legal, and only torch's bookkeeping of losses objects"
     return matched(
         answer, {name: truth for name, (_, truth) in _TABLES.items()}, _VERDICTS, _CLUES.get, says
@@ -159,8 +158,8 @@ def judge(answer: object) -> Verdict:
 @one_or_several
 @checker()
 def run_csv(answer: object) -> Verdict:
-    """A CSV of 2 ranks and 4 microbatches, shorter than 1F1B, holding no more, that torch runs with
-    right gradients.
+    """Write a CSV of 2 ranks and 4 microbatches that is shorter than 1F1B, holds no more, and that
+    torch runs with right gradients.
     """
     schedule = schedule_of(
         answer, (2, 2, 4), "expected 2 ranks, a stage on each, and 4 microbatches"
@@ -183,8 +182,8 @@ def run_csv(answer: object) -> Verdict:
 
 
 def by_torch(schedule: Schedule, stages: Sequence[nn.Module]) -> str:
-    """What a run by torch on two processes says of its gradients; `Wrong` where it fails, or they
-    aren't right.
+    """The gradients of a run by torch on two processes, in words. Raises `Wrong` if it fails or
+    they aren't right.
     """
     from pplab.lab import TorchEngine
     from pplab.runtime import RankError
@@ -213,8 +212,8 @@ def plans() -> list[Plan]:
 
 @checker()
 def choose(answer: object) -> Verdict:
-    """The fastest layout of `MODEL` on four nodes of `MACHINE` that fits in its memory; within 2 %
-    counts.
+    """Choose the fastest layout of `MODEL` on four nodes of `MACHINE` that fits in its memory.
+    Within 2 % counts.
     """
     if isinstance(answer, Mapping):
         with told("", TypeError, ValueError):

@@ -1,5 +1,5 @@
-"""Checkers of the chapter on profiles, the runs that its exercises are about, two small models, and
-a hook that pauses once.
+"""Checkers of the chapter on profiles, the runs for its exercises, two small models, and a hook
+that pauses once.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def runs() -> dict[str, Timeline]:
 
 
 def two_faults() -> Path:
-    """A folder with the traces of a job of two pipelines, in which `planted.py` of the tests has
-    planted two faults.
+    """A folder with the traces of a job of two pipelines, into which `planted.py` of the tests has
+    put two faults.
     """
     folder = Path(mkdtemp())
     for trace in (files(__package__) / "two_faults").iterdir():
@@ -88,7 +88,7 @@ def two_faults() -> Path:
 
 
 def four_layers(hook: Callable | None = None) -> Workload:
-    """A model of four small layers, to be paced; `hook` is called before each forward of stage
+    """A model of four small layers, to be paced. `hook` is called before each forward of stage
     2.
     """
     import torch
@@ -121,7 +121,7 @@ def light() -> Workload:
 
 @checker_of_each("ABCD")
 def diagnose(answer: object) -> Verdict:
-    """For each of the four runs, its cause and where it is: {"A": ("slow stage", 0), ...}."""
+    """Find the cause of each of the four runs and where it is: {"A": ("slow stage", 0), ...}."""
     for name, (cause, place) in _TRUTH.items():
         given = answer[name]
         if not isinstance(given, (tuple, list)) or len(given) != 2 or given[0] not in CAUSES:
@@ -131,20 +131,22 @@ def diagnose(answer: object) -> Verdict:
         if given[0] != cause:
             return wrong(f"{name}: not a {given[0]}; {_CLUES[name]}")
         if _place(given[1]) != _place(place):
-            return wrong(f"{name}: a {cause} it is, elsewhere; {_CLUES[name]}")
+            return wrong(
+                f"{name}: the cause is a {cause}, but at a different place; {_CLUES[name]}"
+            )
     return right("the four causes, each where it is")
 
 
 def on_the_way(answer: object) -> Verdict:
-    """Run A: of the time that rank 3 waits in receives, how many milliseconds were its messages on
-    the way?
+    """Find for how many milliseconds of rank 3's wait in receives, in run A, its messages were on
+    the way.
     """
     run = runs()["A"]
     expected = 8 * calibrate(run).links[2, 3].latency
     waited = sum(span.end - span.start for span in run.others if span.rank == 3)
     traps = {
-        waited: "that is the whole time in receives: from it goes what passed before rank 2 had "
-        "made the message",
+        waited: "that is the whole time in receives: subtract what passed before rank 2 had made "
+        "the message",
         waited - expected: "that is the time before the messages were made",
         expected / 8: "that is one message; rank 3 receives 8",
     }
@@ -154,7 +156,7 @@ def on_the_way(answer: object) -> Verdict:
 
 @checker_of_each("ABC")
 def better_schedule(answer: object) -> Verdict:
-    """For runs A, B and C: the schedule that would save more than 5 % of the step (GPipe,
+    """Name, for runs A, B and C, the schedule that would save more than 5 % of the step (GPipe,
     eager-1F1B), or "none".
     """
     found = runs()
@@ -193,10 +195,10 @@ def two_hosts() -> Timeline:
 
 @one_or_several
 def clocks(answer: object) -> Verdict:
-    """The first rank on the second host, and how many milliseconds its clock is ahead."""
+    """Find the first rank on the second host, and how many milliseconds its clock is ahead."""
     traps = {
-        _LEAD + 1: "part of that is the way",
-        _LEAD - 1: "part of it is the way",
+        _LEAD + 1: "part of that is the time that the message takes",
+        _LEAD - 1: "part of it is the time that the message takes",
         2 * _LEAD: "both ways together hold the offset twice",
         -_LEAD: "the other way: which direction has messages that arrive before they are made?",
     }
@@ -220,8 +222,8 @@ _NEAR_BILLS = 1.0
     lambda answer: isinstance(answer, Sequence) and len(answer) == 3,
 )
 def mend(answer: Sequence[Mapping[str, object]]) -> Verdict:
-    """What `Case.row` takes in each of three months, and `gigabits`, one thing mended in each: the
-    smallest bills?
+    """Give the arguments of `Case.row` in each of three months, and `gigabits`, with one thing
+    improved in each, for the smallest bills.
     """
     before, bills = _BEFORE, []
     for month, given in enumerate(answer, 1):
@@ -271,7 +273,7 @@ def _predicted(timeline: Timeline, name: str) -> float:
 
 
 def _place(place: object) -> object:
-    """A rank or stage as it is; a link without its direction: both directions of the slow one are
-    slow.
+    """A rank or stage as it is. A link loses its direction, because both directions of the slow one
+    are slow.
     """
     return frozenset(place) if isinstance(place, (tuple, list, set, frozenset)) else place

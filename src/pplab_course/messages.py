@@ -58,8 +58,8 @@ CAUSES = ("network", "one short", "rank 0", "rank 1", "rank 2", "rank 3")
 
 
 def gigabits_needed(answer: object) -> Verdict:
-    """1F1B on the case, cut evenly, 4, 3, 2, 1 tickets: the gigabits per second at which the
-    network sets the beat.
+    """Find the gigabits per second at which the network sets the beat, for 1F1B on the case, cut
+    evenly, with 4, 3, 2, 1 tickets.
     """
     case = Case()
     bits, head_ms = 8 * case.message_mb, 3 * case.head_ms  # megabits; forward and backward
@@ -91,7 +91,9 @@ def gigabits_needed(answer: object) -> Verdict:
     lambda answer: isinstance(answer, Iterable),
 )
 def least_tickets(answer: object) -> Verdict:
-    """P=4, a message takes 2: the `in_flight` with the smallest sum whose beat is 3."""
+    """Find the `in_flight` with the smallest sum whose beat is 3, for P=4 and a message that takes
+    2.
+    """
     with told("", TypeError, ValueError):
         caps = tuple(index(cap) for cap in values_of(answer))
         beat = _beat(caps)
@@ -111,8 +113,8 @@ def least_tickets(answer: object) -> Verdict:
 
 
 def _slowest_loop(caps: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """From which rank to which, what it takes, and how many go round; 0 where a rank has fewer than
-    the next.
+    """The ranks of the slowest loop, what it takes, and how many go round, or 0 where a rank has
+    fewer than the next.
     """
     if list(caps) != sorted(caps, reverse=True):
         return 0, 0, 0, 0
@@ -137,17 +139,17 @@ def _beat(caps: tuple[int, ...]) -> float:
 
 
 def overwritten(to: str | Path = "my_buffer.py") -> str:
-    """Write pipe_early.py with a fault, one buffer per direction for what goes out. A file that is
-    there stays.
+    """Write pipe_early.py with a fault, one buffer per direction for what is sent. An existing file
+    stays.
     """
-    says = f"{to} is pipe_early.py with a fault in it: open it beside this page"
+    says = f"{to} is pipe_early.py with a fault in it: open it next to this page"
     return written(to, with_faults("pipe_early.py", ONE_BUFFER), says)
 
 
 @file_checker
 def early_file(answer: object) -> Verdict:
     """Write 1F1B whose messages travel while ranks compute: a file that torchrun starts, with
-    TICKETS, EARLY, LAG.
+    TICKETS, EARLY and LAG.
     """
     path = located(answer)
     if path.is_file() and not to_write(path):
@@ -174,8 +176,8 @@ def early_file(answer: object) -> Verdict:
 
 
 def _check_asking(path: Path) -> None:
-    """Who asks for the next message first and then waits has two on their way: eight take as long
-    as four.
+    """Check that a rank that asks for the next message first and then waits has two on their way,
+    so eight take as long as four.
     """
     M = 8
     for lag in (0.03, 0.1):  # what disturbs a busy machine weighs less then
@@ -191,16 +193,16 @@ def _check_asking(path: Path) -> None:
 
 @file_checker
 def repaired(answer: object) -> Verdict:
-    """As `early_file`, and right also where messages are asked for late and leave late."""
+    """Repair the file, so that it is right also where messages are asked for late and leave late.
+    Checked like `early_file`.
+    """
     path = located(answer)
     if path.is_file():
         try:
             run_as(path, "GPipe", 2, 6, pace_s=0.3, LAG=0.03, EARLY=0)
         except Wrong as error:
             asked = (
-                ": what does the buffer hold when its message sets out?"
-                if "differ" in str(error)
-                else ""
+                ": what is in the buffer when its message leaves?" if "differ" in str(error) else ""
             )
             raise Wrong(f"with EARLY=0, {error}{asked}") from None
     return early_file(answer)
@@ -208,8 +210,8 @@ def repaired(answer: object) -> Verdict:
 
 @checker_of_each("ABCD")
 def causes(answer: dict) -> Verdict:
-    """What slows each cluster down: the network, a forward short, or a rank that takes twice as
-    long.
+    """Find what slows each cluster down: the network, a forward that is short, or a rank that takes
+    twice as long.
     """
 
     def clue(letter: str) -> str:
@@ -228,7 +230,7 @@ def causes(answer: dict) -> Verdict:
 
 
 def times(cause: str) -> tuple[float, float]:
-    """What eight microbatches on four ranks take with 1F1B and with GPipe."""
+    """The times of eight microbatches on four ranks with 1F1B and with GPipe."""
     work = [2 if cause == f"rank {rank}" else 1 for rank in range(4)]
     caps = [3, 2, 1, 1] if cause == "one short" else [4, 3, 2, 1]
     costs = Costs(work, work, work, latency=0.5 if cause == "network" else 0)
@@ -248,8 +250,8 @@ def _said(cause: str) -> str:
     "a dict with the keys cut, in_flight and recompute", lambda answer: isinstance(answer, Mapping)
 )
 def offer(answer: Mapping[str, object]) -> Verdict:
-    """The offered machines, 16 sequences a step: cut, tickets and layers to recompute, for the
-    smallest bill.
+    """Give cut, tickets and layers to recompute with the smallest bill, on the offered machines
+    with 16 sequences a step.
     """
     if set(answer) != set(BEST_KNOWN):
         raise Wrong(

@@ -1,5 +1,5 @@
-"""What a reader's file makes of its microbatches: weights that suit only equal ones, a `held` that
-is never emptied.
+"""Check how a reader's file treats its microbatches: weights that suit only equal ones, and a
+`held` that is never emptied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ EQUAL = 1e-4  # gradients are the same up to this, relative to the largest
 
 @dataclass(frozen=True)
 class Microbatches:
-    """Seen on one rank when its file has ended."""
+    """What was seen on one rank when its file had ended."""
 
     sizes: tuple[int, ...]  # samples of each
     left: int  # in `held`, where the file has that
@@ -26,7 +26,7 @@ class Microbatches:
 def seen(
     torch: ModuleType, names: Mapping[str, object], num_microbatches: int, error: float
 ) -> Microbatches:
-    """Of the names that a file has left, and whose gradients have this error; `torch` may be the
+    """Look at the names that a file has left, whose gradients have this error. `torch` may be the
     stand-in.
     """
     model, inputs, targets = (names[name] for name in ("model", "inputs", "targets"))
@@ -52,11 +52,11 @@ def _are(gradients: tuple, parameters: list) -> bool:
 
 
 def check(of_ranks: list[Microbatches], *, are_off: bool) -> None:
-    """`Wrong` where microbatches count equally that aren't equal, or where a backward leaves its
-    forward in `held`.
+    """Raise `Wrong` if unequal microbatches count equally, or if a backward leaves its forward in
+    `held`.
 
-    `are_off` says whether no rank's gradients are the batch's, which is the mean of equal
-    microbatches' means.
+    `are_off` tells whether no rank's gradients are the batch's, which is the mean of the means of
+    equal microbatches.
     """
     if are_off and all(each.as_if_equal for each in of_ranks):
         *sizes, last = of_ranks[0].sizes

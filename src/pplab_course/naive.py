@@ -56,8 +56,8 @@ CHEAPEST_DOLLARS = 200.3
 
 
 def faster_network(answer: object) -> Verdict:
-    """The case, naively, on 100-gigabit Ethernet at $2.20 per GPU and hour: what does the job cost,
-    in dollars?
+    """Compute, in dollars, what the job costs naively on 100-gigabit Ethernet at $2.20 per GPU and
+    hour.
     """
     offer = Case(gigabits=100, dollars_per_hour=2.2).row("naive", 1).dollars
     traps = {
@@ -74,8 +74,8 @@ def faster_network(answer: object) -> Verdict:
 
 
 def moved_layers(*answer: object) -> Verdict:
-    """The case, naively, cut 9+9+8+6 instead of 8+8+8+8: by how many ms a step gets shorter, and by
-    how many GB the fullest rank gets fuller.
+    """Find by how many ms a step gets shorter, and by how many GB the fullest rank gets fuller, if
+    the naive case is cut 9+9+8+6 instead of 8+8+8+8.
     """
     case = Case()
     even, moved = (case.row("naive", 1, cut=cut) for cut in ([8, 8, 8, 8], MOVED))
@@ -99,7 +99,7 @@ def moved_layers(*answer: object) -> Verdict:
 
 @checker("a function of (stage, arrived, down)")
 def middle_rank(answer: Callable[[nn.Module, Tensor, Callable], Tensor] | object) -> Verdict:
-    """Write `middle(stage, arrived, down)` of a model whose last stage also needs what the first
+    """Write `middle(stage, arrived, down)` for a model whose last stage also needs what the first
     one made.
 
     `down(output, skip)` sends both to the last rank and returns their gradients. Return what goes
@@ -164,7 +164,7 @@ def _loss(last: nn.Module, output: Tensor, skip: Tensor, target: Tensor) -> Tens
 
 
 def _described(given: object) -> str:
-    """In a few words: a tensor's shape, how many there are, or None."""
+    """A short description: a tensor's shape, how many there are, or None."""
     if hasattr(given, "shape"):
         return f"one of shape {tuple(given.shape)}"
     if isinstance(given, (tuple, list)):
@@ -196,13 +196,13 @@ def _compared(
 
 
 def symptoms() -> dict[str, str]:
-    """What five broken pipelines look like on two ranks, A to E; each was run before you see it."""
+    """What five broken pipelines, A to E, look like on two ranks. Each is run by this call."""
     return dict(_SEEN)
 
 
 @checker_of_each("ABCDE")
 def diagnose(answer: object) -> Verdict:
-    """Which cause has which symptom? A dict from "A" to "E" to the cause's number, 1 to 7."""
+    """Match causes and symptoms: a dict from "A" to "E" to the cause's number, 1 to 7."""
     for letter, cause in answer.items():
         if isinstance(cause, bool) or not isinstance(cause, int) or not 1 <= cause <= len(CAUSES):
             return wrong(
@@ -222,8 +222,8 @@ def diagnose(answer: object) -> Verdict:
     lambda answer: isinstance(answer, (list, tuple)) and len(answer) > 0,
 )
 def cheapest(answer: object) -> Verdict:
-    """Train the case naively on machines of two kinds, as cheaply as you can: their kinds and
-    layers, rank by rank.
+    """Choose machines of two kinds and their layers, rank by rank, to train the case naively for as
+    little as possible.
     """
     names, cut = _rented(answer)
     held, dollars = naively(names, cut)
@@ -247,7 +247,7 @@ def cheapest(answer: object) -> Verdict:
 
 
 def naively(names: Sequence[str], cut: Sequence[int]) -> tuple[list[float], float]:
-    """What each rank holds at most, in GB, and what the job costs on these machines."""
+    """The most that each rank holds, in GB, and what the job costs on these machines."""
     case = Case(num_ranks=len(names))
     speeds = [MACHINES[name][1] / case.teraflops for name in names]
     ms = [each / speed for each, speed in zip(case.stage_ms(cut), speeds, strict=True)]
@@ -262,7 +262,7 @@ def naively(names: Sequence[str], cut: Sequence[int]) -> tuple[list[float], floa
 
 
 def _rented(answer: Sequence) -> tuple[list[str], list[int]]:
-    """Kinds and layers, apart."""
+    """Kinds and layers, in two lists."""
     for pair in answer:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or pair[0] not in tuple(MACHINES):
             raise Wrong(

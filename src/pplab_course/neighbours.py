@@ -1,5 +1,5 @@
-"""Messages that get lost: to and from ranks that aren't there, where an error says so before torch
-waits for ever or ends the process, and those that a reader's `receive` throws away.
+"""Messages that get lost: those to or from ranks that don't exist, and those that a reader's
+`receive` throws away. For the first, an error comes before torch waits forever or ends the process.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def neighbours_are_there() -> Iterator[None]:
-    """Have a message to or from a rank that isn't there say so: by itself it waits for ever, or
-    ends the process.
+    """Make messages to or from ranks that don't exist raise an error. Without this they wait
+    forever, or end the process.
     """
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as inside
@@ -56,7 +56,7 @@ def neighbours_are_there() -> Iterator[None]:
 
 
 def thrown_away(path: Path) -> str:
-    """What is said of a `receive` that fills one tensor and returns another one."""
+    """The remark about a `receive` that fills one tensor and returns a different one."""
     tree = ast.parse(path.read_text())
     found = [
         node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "receive"

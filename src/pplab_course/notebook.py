@@ -1,9 +1,9 @@
-"""What notebooks show beside figures: `%load_ext pplab_course.notebook`, sources of functions, and
-views with settings.
+"""What notebooks show apart from figures: `%load_ext pplab_course.notebook`, sources of functions,
+and views with settings.
 
-With the extension, matplotlib's figures and timelines are kept as `figures` says: for the book's
-page in its own text colour, for other viewers as pictures, and for readers who don't see them in
-words. Schedules are grids of colours.
+With the extension, matplotlib's figures and timelines are kept as `figures` explains: in the text
+colour for the book's page, as pictures for other viewers, and in words for readers who can't see
+them. Schedules are grids of colours.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 class Source:
-    """The own source of functions or classes, which a notebook shows as code."""
+    """The source of functions or classes, which a notebook shows as code."""
 
     def __init__(self, *things: Callable | type):
         self.text = "\n\n".join(
@@ -76,11 +76,11 @@ class Source:
 
 
 class Slider:
-    """Figures behind a slider on the book's page: one for every value of `name`, the first one
-    shown until it is moved.
+    """Figures behind a slider on the book's page, one for every value of `name`. The first one is
+    shown until you move it.
 
-    Works there without a kernel, from the keyboard, and without scripts shows the first figure.
-    Other viewers show all figures, one above the other.
+    It works there without a kernel and from the keyboard, and without scripts it shows the first
+    figure. Other viewers show all figures, one above the other.
     """
 
     def __init__(self, name: str, drawings: Mapping[Any, Axes]):
@@ -126,12 +126,11 @@ class Slider:
 def explore(
     schedule: str = "1F1B", compare: str = "", controls: str = "", **settings: PerStage | str
 ) -> None:
-    """Show the explorer that the book's page has, with one schedule or two to compare, to play
-    with.
+    """Show the explorer of the book's page, with one schedule to play with, or two to compare.
 
-    `settings` are those of `explored`, and `until`, `path`, `tickets`, `time` and `memory`, as the
-    page has them; `controls`: those that aren't folded away. In a notebook that isn't trusted, and
-    on paper, this is a picture.
+    `settings` are those of `explored`, and `until`, `path`, `tickets`, `time` and `memory`, as on
+    the page. `controls` are those that aren't folded away. In a notebook that isn't trusted, and on
+    paper, this is a picture.
     """
     import pplab_frames
 
@@ -139,9 +138,7 @@ def explore(
 
 
 def play(level: str) -> None:
-    """Show a level of the book's game. Where a notebook isn't trusted, this is the level's
-    question.
-    """
+    """Show a level of the book's game. A notebook that isn't trusted shows the level's question."""
     import pplab_frames
 
     pplab_frames.play(level)
@@ -167,14 +164,15 @@ def explored(
     more_in_flight: int = 0,
     per: str = "rank",
 ) -> list[Timeline]:
-    """The timelines of the schedules named, simulated.
+    """The simulated timelines of the schedules named.
 
     The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole
-    "batch" on a rank, as `per` says; one value per stage is for the stages, whatever their ranks.
-    Every action takes `overhead` besides. A forward and a backward at once take `pair`, or what
-    `overlap` says. A schedule of slices cuts each microbatch into so many of equal length; causal
-    `attention` is that share of a forward. The schedule "own" has these `rows`: 0F0.0B0~1F0.1B0.
-    1F1B's rank s has `more_in_flight` than P-s microbatches. ValueError says what can't be.
+    "batch" on a rank, according to `per`. One value per stage is for the stages, whatever their
+    ranks. Every action takes `overhead` in addition. A forward and a backward at once take `pair`,
+    or as long as `overlap` gives. A schedule of slices cuts each microbatch into so many of equal
+    length, and causal `attention` is that share of a forward. The schedule "own" has these `rows`:
+    0F0.0B0~1F0.1B0. 1F1B's rank s has `more_in_flight` than P-s microbatches. Raises ValueError for
+    what can't be.
     """
 
     def of_stage(stages: float) -> Costs:

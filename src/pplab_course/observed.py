@@ -1,5 +1,5 @@
-"""A file that torchrun could start, run by several processes and observed: what it did, not what it
-says.
+"""Run a file that torchrun could start in several processes, and observe what it does instead of
+what it prints.
 
 Each process is a rank with the variables that torchrun would set. While the file runs, two calls
 are watched: of the module that it names `stage` (a forward), and of autograd through that module's
@@ -130,8 +130,8 @@ class Ran:
         return sum(kind == "F" for kind, *_ in self.reports[0].actions) // self.num_microbatches
 
     def timeline(self, step: int | None = None) -> Timeline:
-        """The forwards and backwards of a step, in ms; by default of the fastest. ValueError if the
-        run failed.
+        """The forwards and backwards of a step, in ms, by default of the fastest. Raises ValueError
+        if the run failed.
         """
         if self.failure:
             raise ValueError(f"a run that failed has no timeline: {self.failure}")
@@ -158,11 +158,11 @@ class Ran:
 
 
 def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: object) -> Ran:
-    """Run the file on so many ranks, with settings such as `M=8` in its environment, for `limit_s`
-    seconds at most.
+    """Run the file on so many ranks, with settings such as `M=8` in its environment, for at most
+    `limit_s` seconds.
 
-    Like `M=8 torchrun --standalone --nproc-per-node 2 FILE`, without the seconds in which every
-    process imports torch. No process is left when this returns.
+    It is like `M=8 torchrun --standalone --nproc-per-node 2 FILE`, without the seconds in which
+    every process imports torch. No process is left when this returns.
     """
     import multiprocessing as mp
 
@@ -200,14 +200,14 @@ def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: 
 
 
 def located(file: str | Path) -> Path:
-    """Where a file is: here, or among the course's notebooks."""
+    """The path of a file: here, or among the course's notebooks."""
     beside = Path(__file__).parents[2] / "notebooks" / file
     return Path(file).resolve() if Path(file).exists() or not beside.exists() else beside
 
 
 def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
-    """What torchrun tells a rank, and that there is no GPU: its pace is slept, so no GPU could make
-    it faster.
+    """The variables that torchrun gives a rank, and one that hides GPUs, because the file's pace is
+    slept and no GPU could make it faster.
     """
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -219,9 +219,7 @@ def _variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 def _wait_for(processes: list[BaseProcess], limit_s: float) -> list[int | None]:
-    """The exit codes when all have ended; after one has failed, the others have little time
-    left.
-    """
+    """The exit codes when all have ended. Once one has failed, the others have little time left."""
     until = time.monotonic() + START_S + limit_s
     while any(process.is_alive() for process in processes) and time.monotonic() < until:
         if any(process.exitcode for process in processes):
@@ -251,7 +249,7 @@ def _collected(folder: Path, rank: int, path: str, exitcode: int | None) -> Repo
 
 
 def place(frames: list[tuple[str, int, str]]) -> str:
-    """Where in the file something happens: the last two calls, from outside to inside."""
+    """Where in the file something happens: the last two calls, outer one first."""
     called = [frame for frame in frames if frame[0] != "<module>"] or frames
     places = (
         "in " + f"{name}, line {line}".removeprefix("<module>, ") for name, line, _ in called[-2:]
@@ -306,7 +304,7 @@ def _be_rank(
 
 
 def said_of(error: BaseException) -> str:
-    """An exception's name and the beginning of its words."""
+    """An exception's name and the beginning of its message."""
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' ...')}"
 
 
@@ -314,8 +312,8 @@ def said_of(error: BaseException) -> str:
 def _watched(
     actions: list[tuple[str, int, float, float]], shared: list[tuple[int, int]]
 ) -> Iterator[None]:
-    """Note the forwards of what the file names `stage`, and the backwards through what they
-    return.
+    """Note the forwards of the module that the file names `stage`, and the backwards through their
+    outputs.
     """
     import torch
     from torch import nn
@@ -356,7 +354,7 @@ def _watched(
 
 
 def changed(found: list[Gradients]) -> list[int]:
-    """The ranks whose weights aren't those that the others drew for them."""
+    """The ranks whose weights differ from the copies that other ranks have of them."""
     others = [
         (rank, n, other) for rank, each in enumerate(found) for n in each.trained for other in found
     ]
@@ -366,8 +364,8 @@ def changed(found: list[Gradients]) -> list[int]:
 def compare(
     torch: ModuleType, model: nn.Module, stage: nn.Module, inputs: Tensor, targets: Tensor
 ) -> Gradients:
-    """The stage's gradients beside those of the whole model on the whole batch; `torch` may be the
-    stand-in.
+    """Put the stage's gradients next to those of the whole model on the whole batch. `torch` may be
+    the stand-in.
     """
     batch, weights = (
         tuple(tensor.double().sum().item() for tensor in some)

@@ -95,7 +95,7 @@ def order(answer: Callable[[int, int, int], Iterable[str]]) -> Verdict:
 
 
 def _is_row(rank: int, row: object, wanted: Iterable[object]) -> bool:
-    """Whether these are the actions wanted; others than a row's actions aren't."""
+    """Whether these are the wanted actions, even if their form isn't that of a row."""
     try:
         return whole(actions_of(row), rank) == list(map(str, wanted))
     except (TypeError, Wrong):
@@ -103,7 +103,7 @@ def _is_row(rank: int, row: object, wanted: Iterable[object]) -> bool:
 
 
 def _is_1f1b(rows: Iterable[object], P: int, M: int) -> None:
-    """`Wrong` unless these rows have 1F1B's time and memory."""
+    """Raise `Wrong` unless these rows have 1F1B's time and memory."""
     schedule = schedule_of(rows)
     wanted = f"{P} ranks with {M} microbatch{'es' if M > 1 else ''}"
     if (schedule.num_ranks, schedule.num_microbatches) != (P, M):
@@ -122,8 +122,8 @@ def _is_1f1b(rows: Iterable[object], P: int, M: int) -> None:
 
 
 def twice_the_ranks(*answer: object) -> Verdict:
-    """The case on 8 ranks, 4 layers each, 1F1B, M=32: rank 0's activations, and what ranks 0 and 7
-    hold, in GB.
+    """Compute, in GB, rank 0's activations and what ranks 0 and 7 hold, for the case on 8 ranks
+    with 4 layers each under 1F1B with M=32.
     """
     eight, four = (Case(num_ranks=ranks).row("1F1B", num_microbatches=32) for ranks in (8, 4))
     state = Case(num_ranks=8).state_gb()
@@ -152,7 +152,9 @@ def twice_the_ranks(*answer: object) -> Verdict:
 @one_or_several
 @checker()
 def unstick(answer: object) -> Verdict:
-    """Give `STUCK_ROWS` with one row reordered so that it runs at the floor: CSV text or rows."""
+    """Reorder one row of `STUCK_ROWS` so that it runs at the floor. The answer is CSV text or
+    rows.
+    """
     schedule = schedule_of(answer, (3, 3, 3), "keep 3 ranks, 3 stages and 3 microbatches")
     stuck = [line.split(",") for line in STUCK_ROWS.split()]
     changed = [
@@ -175,7 +177,7 @@ def unstick(answer: object) -> Verdict:
 
 @cache
 def traced() -> Timeline:
-    """A step of exercise 6, simulated: 1F1B, P=4, M=12, in which one backward of rank 1 comes a
+    """A simulated step for exercise 6: 1F1B, P=4, M=12, in which one backward of rank 1 comes a
     forward too early.
     """
     rows = [list(map(str, row)) for row in build("1F1B", num_ranks=4, num_microbatches=12).rows]
@@ -192,7 +194,9 @@ def traced() -> Timeline:
     'the text of an action, such as "3B5"', lambda answer: isinstance(answer, (str, list, tuple))
 )
 def too_early(answer: str | Sequence) -> Verdict:
-    """P=4, M=12, in 54 instead of 45: which action comes too early?"""
+    """Find the action that comes too early in a step with P=4 and M=12 that takes 54 instead of
+    45.
+    """
     schedule = traced().schedule
     given = " ".join(map(str, actions_of(answer))).upper()
     found = {
@@ -227,8 +231,9 @@ def too_early(answer: str | Sequence) -> Verdict:
     lambda answer: isinstance(answer, Mapping) and set(answer) <= set(BEST_LONGER),
 )
 def longer_sequences(answer: Mapping[str, object]) -> Verdict:
-    """Sequences of 16,384 tokens, M=16: a cut, in_flight and recomputation that fit and cost
-    little. What is left out is 1F1B's own: an even cut, P-s in flight, nothing recomputed.
+    """Give a cut, in_flight and recomputation that fit and cost little, for sequences of 16,384
+    tokens and M=16. The default for what you leave out is 1F1B's: an even cut, P-s in flight,
+    nothing recomputed.
     """
     asked = {
         name: value if isinstance(value, bool) else _whole(name, value)
@@ -257,7 +262,7 @@ def longer_sequences(answer: Mapping[str, object]) -> Verdict:
 
 
 def _whole(name: str, values: object) -> tuple[int, ...]:
-    """Four whole numbers; half a layer can't be moved."""
+    """Four whole numbers, because half a layer can't be moved."""
     try:
         found = tuple(map(index, values))
     except TypeError:

@@ -1,5 +1,5 @@
-"""Checkers of the chapter on a model of one's own; what its exercises take apart is in `own_parts`,
-what its runs need in `faults`.
+"""Checkers of the chapter on a model of one's own. `own_parts` has the models of its exercises, and
+`faults` has what its runs need.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def mean_loss(scores: Tensor, target: Tensor) -> Tensor:
 
 
 def patients() -> dict[str, Patient]:
-    """Four models, A to D, each examined here and now in one process: something about it no
+    """Four models, A to D, examined in one process by this call. Each has something that no
     pipeline can do alike.
     """
     from .own_parts import all_examined
@@ -77,8 +77,8 @@ def patients() -> dict[str, Patient]:
 
 @checker("a function of (net, num_stages)")
 def skipping(answer: Callable) -> Verdict:
-    """Write `cut(net, num_stages)` for `Skip`: a list of modules, each given what the one before
-    returns.
+    """Write `cut(net, num_stages)` for `Skip`: a list of modules, each called with what the one
+    before returns.
     """
     from .own_parts import Skip, handshakes, nn
 
@@ -121,7 +121,7 @@ def skipping(answer: Callable) -> Verdict:
 
 @checker("a function of target")
 def weight(answer: Callable) -> Verdict:
-    """Write `weight(target)`: what a microbatch's `mean_loss` counts for among those of its
+    """Write `weight(target)`: how much a microbatch's `mean_loss` counts among those of its
     batch.
     """
     import torch
@@ -166,13 +166,13 @@ def _counted_instead(weights: Sequence[float], target: Tensor) -> str:
     if weights == [part.numel() for part in parts]:
         return ": that counts padding, too"
     if weights == [int((part != -100).sum()) for part in parts]:
-        return ": which labels does the loss look at? A row's first one is nobody's next"
+        return ": which labels does the loss look at? No position predicts a row's first one"
     return ""
 
 
 @checker("a function of step")
 def batches(answer: Callable) -> Verdict:
-    """Write `rows_of(step)`: four of the rows 0 to 11, by the number of the step alone."""
+    """Write `rows_of(step)`: four of the rows 0 to 11, given only the number of the step."""
     import torch
 
     def taken(step: int, seed: int) -> tuple[int, ...]:
@@ -199,7 +199,7 @@ def batches(answer: Callable) -> Verdict:
             )
     epochs = [order[first : first + 3] for first in (0, 3, 6)]
     if epochs[0] == epochs[1] or epochs[1] == epochs[2]:
-        return wrong("two epochs have one order: draw another one for each")
+        return wrong("two epochs have the same order: draw a new one for each")
     if len({frozenset(map(frozenset, epoch)) for epoch in epochs}) == 1:
         return wrong(
             "the same four rows stay together in every epoch: shuffle the rows, not the batches"
@@ -211,11 +211,11 @@ def batches(answer: Callable) -> Verdict:
 
 @checker_of_each("ABCD")
 def causes(answer: Mapping[str, object]) -> Verdict:
-    """For each of the four models of `patients()`, what makes its gradients differ: one of
+    """Find what makes the gradients differ for each of the four models of `patients()`: one of
     `CAUSES`.
     """
     clues = {
-        CAUSES[0]: "it is another one the second time, with one microbatch as with four",
+        CAUSES[0]: "it is different the second time, with one microbatch as with four",
         CAUSES[1]: "one microbatch is right, four aren't, and whether labels are missing makes no "
         "difference",
         CAUSES[2]: "one microbatch is right, and four are, too, where no label is missing",
@@ -230,10 +230,10 @@ def causes(answer: Mapping[str, object]) -> Verdict:
 
 @checker("a function of (name, stage, num_stages, num_layers)")
 def whole_name(answer: object) -> Verdict:
-    """Write `whole_name(name, stage, num_stages, num_layers)`: "blocks.0.up.weight" counted in a
-    stage -> in the model.
+    """Write `whole_name(name, stage, num_stages, num_layers)`, which turns a name in a stage, such
+    as "blocks.0.up.weight", into the name in the model.
 
-    Layers are cut as `layer_ranges` does. Names without a layer stay.
+    Layers are cut as by `layer_ranges`. Names without a layer stay.
     """
     from pplab.lab.models import layer_ranges
 
@@ -256,7 +256,7 @@ def whole_name(answer: object) -> Verdict:
 
 @checker_of_each("ABCD")
 def stale(answer: object) -> Verdict:
-    """For each of the four runs of `cases()`, what wasn't restored: {"A": "nothing", ...}."""
+    """Find what wasn't restored in each of the four runs of `cases()`: {"A": "nothing", ...}."""
     clues = {
         STATES[0]: "its first loss after the break is higher than before it, on whatever batch",
         STATES[
@@ -286,10 +286,10 @@ NEAR = 0.5  # dollars above the best known
 
 
 def stretched(hours: float, between_saves: float, mtbf: float) -> float:
-    """How long so many hours of work take on average, where failures come at random, with saves and
-    new starts.
+    """How long so many hours of work take on average, with failures at random, saves and new
+    starts.
 
-    After a failure the work since the last save is done again. All in hours.
+    After a failure the work since the last save is done again. All times are in hours.
     """
     interval = between_saves + SAVE
     if mtbf == math.inf:
@@ -298,8 +298,8 @@ def stretched(hours: float, between_saves: float, mtbf: float) -> float:
 
 
 def night_row(answer: Mapping[str, object]) -> Entry:
-    """The ledger's row of an offer, minutes of work between two saves, and what `Case.row` takes:
-    failures included.
+    """The ledger's row for an offer, minutes of work between two saves, and arguments of
+    `Case.row`, with failures included.
     """
     rest = {key: value for key, value in answer.items() if key not in ("offer", "minutes")}
     if answer.get("offer") not in OFFERS:
@@ -325,7 +325,7 @@ def night_row(answer: Mapping[str, object]) -> Entry:
     lambda answer: isinstance(answer, Mapping),
 )
 def night(answer: Mapping[str, object]) -> Verdict:
-    """The case on one of three offers: what a billion tokens cost on average, with failures, saves
-    and new starts.
+    """Give one of three offers and the arguments of `Case.row` with the smallest average bill for a
+    billion tokens, with failures, saves and new starts.
     """
     return told_bill(night_row(answer), night_row(BEST_NIGHT).dollars, NEAR)

@@ -1,5 +1,5 @@
-"""What the exercises on a model of one's own take apart: a model that goes around its cut, a loss,
-and four that are ill.
+"""Parts of the exercises on a model of one's own: a model with a way around its layers, a loss, and
+four models with a fault.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class CountsRows(TransformersModel):
-    """A model in which a row of the batch weighs as much as another, however many labels it has."""
+    """A model in which every row of the batch counts the same, however many labels it has."""
 
     @classmethod
     def of(cls, workload: TransformersModel) -> CountsRows:
-        """The same model otherwise."""
+        """The model, otherwise unchanged."""
         return cls(**{field.name: getattr(workload, field.name) for field in fields(workload)})
 
     def weight(self, batch: Batch) -> int:
-        """Its rows."""
+        """The number of its rows."""
         return len(batch.target)
 
 
 class Drops(nn.Module):
-    """Dropout of a fifth. Torch's own drops other numbers on an Intel processor than elsewhere, and
-    what these models look like is recorded.
+    """Dropout of a fifth. It isn't torch's, which drops other numbers on an Intel processor than
+    elsewhere, because what these models look like is recorded.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -46,7 +46,9 @@ class Drops(nn.Module):
 
 
 class Skip(nn.Module):
-    """Four layers, and a way around them: what `first` makes is wanted again at the end."""
+    """Four layers and a way around them, because the output of `first` is needed again at the
+    end.
+    """
 
     def __init__(self):
         super().__init__()
@@ -64,8 +66,8 @@ class Skip(nn.Module):
 
 
 def handshakes(stages: Sequence[nn.Module], x: Tensor, y: Tensor) -> Tensor:
-    """Run stages from x towards y, and back, in this process, as ranks would; returns the output.
-    `Wrong` where one fails.
+    """Run stages from x towards y, and back, in this process, as ranks would, and return the
+    output. Raises `Wrong` where one fails.
     """
     given, sent = [(x,)], []
     for number, stage in enumerate(stages):
@@ -151,7 +153,9 @@ def _batch(gaps: bool) -> tuple[Tensor, Tensor]:
 def _gradients(
     what: str, batch: tuple[Tensor, Tensor], num_microbatches: int, healthy: bool = False
 ) -> list[Tensor]:
-    """Of a step that is cut into microbatches. Healthy: as one process has them."""
+    """The gradients of a step that is cut into microbatches. With `healthy` they are those of one
+    process.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         middle = {ILL["A"]: nn.BatchNorm1d(6), ILL["D"]: Drops()}.get(what, nn.Tanh())

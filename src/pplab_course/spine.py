@@ -1,10 +1,10 @@
-"""The pipeline that the reader builds: plain files that torchrun starts, each a small change of the
-one before.
+"""The pipeline that the reader builds: plain files that torchrun starts, each a small change from
+the one before.
 
-`shown` and `begin` leave the bodies of functions to the reader, `changes` shows what one file has
-that another hasn't, `run` runs a file, and the checkers run the reader's. What a checker says of
-order, of forwards held, of time and of gradients was observed from outside (pplab_course.observed);
-what the file prints is shown, and believed by nobody.
+`shown` and `begin` leave the bodies of functions to the reader, `changes` shows what is new in the
+second of two files, `run` runs a file, and the checkers run the reader's. Checkers judge order,
+forwards held, time and gradients by what was observed from outside (pplab_course.observed). What
+the file prints is shown, but it doesn't count.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ LAST = "do all messages leave, the last one of a step, too?"
 
 
 def run(file: str | Path, ranks: int = 2, *, limit_s: float = 30.0, **settings: object) -> Ran:
-    """Run the file on so many ranks: processes, and in the book's page simulated ranks, which need
-    no torch.
+    """Run the file on so many ranks. They are processes, or on the book's page simulated ranks,
+    which don't need torch.
 
-    `limit_s` and the settings are those of `observed.run`. Where the processes hang, simulated
-    ranks run the same file and say why.
+    `limit_s` and the settings are those of `observed.run`. If the processes hang, simulated ranks
+    run the same file and explain why.
     """
     from . import simulated
 
@@ -73,8 +73,8 @@ def shown(file: str | Path, *functions: str) -> Source:
 
 
 def begin(file: str | Path, *functions: str, to: str = "my_pipe.py") -> str:
-    """Copy the file without the bodies of these functions, which the reader writes. A copy that is
-    there stays.
+    """Copy the file without the bodies of these functions, which the reader writes. An existing
+    copy stays.
     """
     without = f" without the body of {', '.join(functions)}" if functions else ""
     return written(
@@ -83,7 +83,7 @@ def begin(file: str | Path, *functions: str, to: str = "my_pipe.py") -> str:
 
 
 def with_faults(file: str | Path, faults: tuple[tuple[str, str], ...]) -> str:
-    """The file's text with each of these pieces, which it has once, replaced."""
+    """The file's text with each of these pieces replaced. Each has to be in it once."""
     text = located(file).read_text()
     for right_one, wrong_one in faults:
         assert text.count(right_one) == 1, right_one
@@ -92,7 +92,9 @@ def with_faults(file: str | Path, faults: tuple[tuple[str, str], ...]) -> str:
 
 
 def written(to: str | Path, text: str, says: str) -> str:
-    """Write a file for the reader, and return what it says of it; one that is there is theirs."""
+    """Write a file for the reader, and return `says`. An existing file is the reader's, so it
+    stays.
+    """
     if Path(to).exists():
         return (
             f"{to} is there already and stays as it is: go on with it, or delete it to begin anew"
@@ -102,7 +104,7 @@ def written(to: str | Path, text: str, says: str) -> str:
 
 
 def joined(file: str | Path, *functions: str, of: str | Path, to: str) -> str:
-    """Write a file that is the first one with these functions `of` the other one; returns its
+    """Write a file that is the first one with these functions `of` the second one, and return its
     name.
     """
     text, other = located(file).read_text(), located(of).read_text()
@@ -125,8 +127,8 @@ def _lines(text: str, name: str) -> str:
 
 
 def _without(text: str, functions: tuple[str, ...]) -> str:
-    """The text with dots for the functions' bodies. A comment that heads a body stays: it says what
-    to write.
+    """The text with dots for the functions' bodies. A comment at the beginning of a body stays,
+    because it tells what to write.
     """
     for name in functions:
         node, lines = _function(text, name), text.splitlines(keepends=True)
@@ -142,13 +144,13 @@ def _source(text: str) -> Source:
 
 
 def changes(old: str | Path, new: str | Path) -> Changes:
-    """What changes from one file to the next, to be shown."""
+    """The changes from one file to the next, to be shown."""
     return Changes(old, new)
 
 
 class Changes:
-    """The lines that go from one file (-) and those that come in the next (+), with a few around
-    them.
+    """The lines that are removed from one file (-) and those that are added in the next (+), with a
+    few around them.
     """
 
     def __init__(self, old: str | Path, new: str | Path):
@@ -172,7 +174,7 @@ class Changes:
         return "\n".join([self.title, *(f"{sign} {line}".rstrip() for sign, line in self.lines())])
 
     def _repr_html_(self) -> str:
-        """Colours that are right on light and on dark; a line that is too long goes on under
+        """Colours that work on light and on dark. A line that is too long continues below
         itself.
         """
         body = "".join(_html_line(sign, line) for sign, line in self.lines())
@@ -204,8 +206,8 @@ def _html_line(sign: str, line: str) -> str:
 
 
 def _code(text: str) -> list[str]:
-    """A file's lines behind its docstring, which says what it is and changes anyway; one blank line
-    for several.
+    """A file's lines after its docstring, which always changes, with one blank line instead of
+    several.
     """
     first = ast.parse(text).body[0]
     lines = text.splitlines()[first.end_lineno if isinstance(first, ast.Expr) else 0 :]
@@ -257,7 +259,7 @@ def judge(
 ) -> Verdict:
     """Run the file at some sizes as fast as it can, and at one with its pace, to compare its time.
 
-    There a message takes `lag` forwards, if the file can make it so.
+    There a message takes `lag` forwards, if the file supports it.
     """
     path = located(file)
     if not path.is_file():
@@ -305,14 +307,14 @@ def judge(
 
 
 def _tell(how_far: str) -> None:
-    """Say how far a checker is, where it takes a page's seconds."""
+    """Show how far a checker is, where it takes seconds on a page."""
     if not pplab_course.has_processes:
         print(how_far, file=sys.stderr)
 
 
 def _starts_late(ran: Ran) -> bool:
-    """Whether in every step rank 1 begins after the last forward before rank 0's first backward, if
-    they are many.
+    """Whether, in every step, rank 1 begins after the last forward before rank 0's first backward,
+    if there are many of those.
     """
     upper, lower = (report.actions for report in ran.reports[:2])
     late = []
@@ -339,7 +341,7 @@ def to_write(path: Path) -> list[str]:
 
 
 def run_as(path: Path, name: str, P: int, M: int, pace_s: float, **settings: float) -> Ran:
-    """Run the file; `Wrong` if it fails, has other gradients than one process, or isn't that
+    """Run the file. Raises `Wrong` if it fails, has other gradients than one process, or isn't that
     schedule.
     """
     wanted = build(name, num_ranks=P, num_microbatches=M)
@@ -354,7 +356,7 @@ def run_as(path: Path, name: str, P: int, M: int, pace_s: float, **settings: flo
 
 
 def check_run(ran: Ran, path: Path) -> None:
-    """`Wrong` if it fails, or has other gradients than one process, whatever its order."""
+    """Raise `Wrong` if it fails, or has other gradients than one process, whatever its order."""
     if ran.failure:
         raise Wrong(ran.failure + (UNASKED if "NoneType" in ran.failure else ""))
     if lacks := ran.reports[0].lacks:
@@ -372,8 +374,8 @@ def check_run(ran: Ran, path: Path) -> None:
 
 
 def _check_counts(ran: Ran) -> None:
-    """As many backwards as forwards, and a forward of every microbatch in every step, on every
-    rank.
+    """Raise `Wrong` unless every rank has as many backwards as forwards, and a forward of every
+    microbatch in every step.
     """
     for rank, report in enumerate(ran.reports):
         kinds = [kind for kind, *_ in report.actions]
@@ -393,7 +395,7 @@ def _check_counts(ran: Ran) -> None:
 
 
 def _check_gradients(ran: Ran) -> None:
-    """Every parameter on one rank, with one process's gradient."""
+    """Raise `Wrong` unless every parameter is on one rank, with one process's gradient."""
     found = [report.gradients for report in ran.reports]
     trained = sorted(n for each in found for n in each.trained)
     if trained != list(range(found[0].of)):
@@ -441,7 +443,7 @@ def _ranks(numbers: list) -> str:
 
 
 def _check_order(ran: Ran, wanted: Schedule) -> None:
-    """The schedule's most forwards held, and its time."""
+    """Raise `Wrong` unless it holds as many forwards, and takes as long, as the schedule."""
     for step in range(ran.num_steps):
         seen = ran.timeline(step).schedule
         took, best = simulate(seen).makespan, simulate(wanted).makespan

@@ -1,8 +1,9 @@
-"""What a checker says, and what all checkers share: a decorator, the reader's code, numbers.
+"""The verdict of a checker, and what all checkers share: a decorator, running the reader's code,
+comparing numbers.
 
-A checker takes an answer and returns a `Verdict`. It is decorated with `checker`, unless it only
-asks a function that is, such as `number`. Within it, whatever finds a fault may raise `Wrong` with
-the words of the verdict.
+A checker takes an answer and returns a `Verdict`. Decorate it with `checker`, unless it only calls
+a decorated function such as `number`. Inside it, code that finds a fault may raise `Wrong` with the
+words of the verdict.
 """
 
 from __future__ import annotations
@@ -38,9 +39,7 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """What is wrong with an answer, raised from wherever it is found; `checker` makes the verdict
-    of it.
-    """
+    """What is wrong with an answer, raised where it is found. `checker` turns it into a verdict."""
 
 
 def right(says: str) -> Verdict:
@@ -54,8 +53,8 @@ def wrong(says: str) -> Verdict:
 
 
 def values_of(answer: object) -> tuple:
-    """The numbers of an answer: those of a text, whatever stands between and around them, and of a
-    sequence of numbers and such texts; a text with anything else in it stays as it is.
+    """The numbers of an answer: those in a text, whatever stands between and around them, and those
+    in a sequence of numbers and such texts. A text with anything else in it stays as it is.
     """
     if isinstance(answer, str):
         values = tuple(map(_value, answer.translate(_AROUND).split()))
@@ -74,12 +73,14 @@ def _value(text: str) -> Real | str:
 
 
 def joined(answers: tuple[object, ...]) -> object:
-    """What a checker was given: several arguments are a row of them, and one is itself."""
+    """The answer that a checker was given. Several arguments are a row of them, and one is
+    itself.
+    """
     return answers[0] if len(answers) == 1 else answers
 
 
 def one_or_several(check: Callable[[object], Verdict]) -> Callable[..., Verdict]:
-    """Decorate a checker of one answer: several arguments are a row of them."""
+    """Decorate a checker of one answer, so that several arguments are a row of them."""
 
     @wraps(check)
     def checked(*answer: object) -> Verdict:
@@ -91,11 +92,11 @@ def one_or_several(check: Callable[[object], Verdict]) -> Callable[..., Verdict]
 def checker(
     expected: str | None = None, fits: Callable[[object], bool] = callable
 ) -> Callable[[Callable], Callable]:
-    """Decorate a function from an answer to a verdict: dots are no answer, and `Wrong` is a
+    """Decorate a function from an answer to a verdict. Dots are no answer, and `Wrong` becomes a
     verdict.
 
-    With `expected`, an answer that doesn't fit is told so, with what was expected: by default some
-    function.
+    With `expected`, which is by default some function, an answer of the wrong kind gets a verdict
+    that names what was expected.
     """
 
     def decorate(check: Callable[..., Verdict]) -> Callable[..., Verdict]:
@@ -130,7 +131,7 @@ def matched(
     clue: Callable[[str], str],
     says: str,
 ) -> Verdict:
-    """Whether each letter has its true one of the choices; the first that hasn't gets its clue."""
+    """Whether each letter has its right choice. The first one that hasn't gets its clue."""
     for letter, value in truth.items():
         if answer[letter] not in choices:
             raise Wrong(f"{letter}: expected one of {', '.join(choices)}, got {answer[letter]!r}")
@@ -141,8 +142,8 @@ def matched(
 
 @contextmanager
 def readers_code(said: str = "your function raised") -> Iterator[None]:
-    """Around the reader's code: whatever it raises is the answer to show, behind what is `said` of
-    it.
+    """A context for the reader's code. Whatever the code raises becomes the verdict, after the
+    words `said`.
     """
     try:
         yield
@@ -152,8 +153,8 @@ def readers_code(said: str = "your function raised") -> Iterator[None]:
 
 @contextmanager
 def told(where: str = "", *errors: type[Exception], after: str = "") -> Iterator[None]:
-    """Tells the reader of what is `Wrong` in it, and of these errors: what they say, between where
-    and what `after`.
+    """A context that turns `Wrong` and these errors into the verdict, with `where` before their
+    words and `after` behind them.
     """
     try:
         yield
@@ -171,13 +172,13 @@ def number(
     tolerance: float = 1e-3,
     digits: int = 3,
 ) -> Verdict:
-    """Check a number: an int exactly, a float to a relative tolerance or as rounded by whoever
-    answers.
-
-    Rounded is the expected number to as many significant digits as the answer has, and to `digits`
-    of them at least. `traps` explains the wrong ones that people give. Of a count it isn't said
-    which way it lies, unless the answer is far off: whoever asks again and again would be led to
+    """Check a number: an int exactly, a float to a relative tolerance, or as the reader has rounded
     it.
+
+    Rounded means that the expected number, to as many significant digits as the answer has, and at
+    least to `digits`, is the answer. `traps` explains wrong answers that people give. For a count,
+    the verdict doesn't tell whether the answer is too high or too low, unless it is far off,
+    because a reader could find the number by asking again and again.
     """
     if isinstance(answer, str) and isinstance(answer := _value(answer.strip()), str):
         return wrong(f"expected a number, got the text {answer!r}: write it without quotes")
@@ -214,8 +215,8 @@ def numbers(
     traps: Iterable[Mapping[float, str]] | None = None,
     digits: int = 3,
 ) -> Verdict:
-    """Check several numbers, each with a name, and perhaps with traps; the first wrong one is
-    told.
+    """Check several numbers, each with a name, and perhaps with traps. The verdict is about the
+    first wrong one.
     """
     expected, names = tuple(expected), tuple(names)
     traps = tuple(traps or ({},) * len(names))
@@ -237,7 +238,7 @@ def numbers(
 
 
 def _in_another_order(answer: tuple, expected: tuple[float, ...], digits: int) -> bool:
-    """Whether these are the expected numbers, and not one by one."""
+    """Whether these are the expected numbers in a different order."""
 
     def are_right(given: tuple) -> bool:
         return all(_same(x, value, 1e-3, digits) for x, value in zip(given, expected, strict=True))
@@ -248,7 +249,9 @@ def _in_another_order(answer: tuple, expected: tuple[float, ...], digits: int) -
 
 
 def _same(answer: Real, value: float, tolerance: float, digits: int) -> bool:
-    """Whether the answer is the value: a count exactly, else to the tolerance or rounded."""
+    """Whether the answer is the value: a count exactly, any other number to the tolerance or
+    rounded.
+    """
     if isinstance(value, int):
         return _near(answer, value, 1e-9)
     if _near(answer, value, tolerance):

@@ -1,9 +1,9 @@
-"""Where one gets a schedule, and whether torch leaves its stages compiled: one answer for all
-tables that recommend.
+"""Which frameworks have a schedule, and whether torch keeps its stages compiled. All tables that
+recommend a schedule take it from here.
 
 Read in Megatron-LM d98e8a64, torch 2.13, torchtitan b5bcd76c, DeepSpeed edaa7221, nanotron
-2411b022, PithTrain 23db1829, MindSpeed 9f9eebfa, Paddle fbdbb234 and the authors' repositories;
-tests ask torch itself.
+2411b022, PithTrain 23db1829, MindSpeed 9f9eebfa, Paddle fbdbb234 and the authors' repositories.
+Tests ask torch itself.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ WAITING = {"1F1B": "Megatron-LM, torch", "Interleaved1F1B": "Megatron-LM (VPP)"}
 
 
 def who_has(schedule: Schedule) -> tuple[str, str]:
-    """Where one gets it, and what becomes of compiled stages: "kept", "lost" with split backwards,
-    "" outside torch.
+    """Which frameworks have it, and what becomes of compiled stages: "kept", "lost" with split
+    backwards, or "" outside torch.
     """
     has, (P, M) = OWNERS.get(schedule.name), (schedule.num_ranks, schedule.num_microbatches)
     if schedule.name == "1F1B" and schedule != build("1F1B", num_ranks=P, num_microbatches=M):
@@ -48,11 +48,13 @@ def who_has(schedule: Schedule) -> tuple[str, str]:
 
 @dataclass(repr=False)
 class Owned(Ledger):
-    """A ledger whose rows say who has them, and what becomes of stages that torch compiled."""
+    """A ledger whose rows tell which frameworks have them, and what becomes of stages that torch
+    compiled.
+    """
 
     @property
     def table(self) -> Table:
-        """The ledger's table and two columns."""
+        """The ledger's table with two more columns."""
         bare = super().table
         found = Table((*row, *_owner(entry)) for row, entry in zip(bare, self.entries, strict=True))
         found.columns = (*bare.columns, "who has it", "compiled stages")

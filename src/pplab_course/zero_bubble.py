@@ -52,7 +52,7 @@ NEAR = 0.5  # dollars above it; the floor of every cut without recomputation is 
 @one_or_several
 @checker()
 def place_weights(answer: object) -> Verdict:
-    """Rank 3 of ZB-H1, 4 ranks and 8 microbatches: put the eight W's into `LAST_ROW`, for 28 with
+    """Put the eight W's of rank 3 of ZB-H1 (4 ranks, 8 microbatches) into `LAST_ROW`, for 28 with
     at most 3 held.
     """
     schedule = schedule_of([*build("ZB-H1", num_ranks=4, num_microbatches=8).rows[:3], answer])
@@ -76,8 +76,8 @@ def place_weights(answer: object) -> Verdict:
 
 
 def zb_h1_builder(answer: object) -> Verdict:
-    """Write `rows(num_ranks, num_microbatches)` for ZB-H1: 1F1B's bubble less, P forwards held at
-    most.
+    """Write `rows(num_ranks, num_microbatches)` for ZB-H1, with its shorter bubble and at most P
+    forwards held.
     """
 
     def judge(timeline: Timeline, P: int, M: int) -> str | None:
@@ -99,7 +99,7 @@ def zb_h1_builder(answer: object) -> Verdict:
 
 
 def small_weights(answer: object) -> Verdict:
-    """P=8, M=32, F=I=1, W=0.3: ZB-H1's bubble fraction."""
+    """Compute ZB-H1's bubble fraction for P=8, M=32, F=I=1, W=0.3."""
     costs = Costs(1, 1, 0.3)
     fused, split = (
         simulate(build(n, num_ranks=8, num_microbatches=32), costs) for n in ("1F1B", "ZB-H1")
@@ -119,7 +119,7 @@ def small_weights(answer: object) -> Verdict:
 
 @contextmanager
 def _products() -> Iterator[list[int]]:
-    """A list with a 1 for every matrix product that is made meanwhile."""
+    """A list that gets a 1 for every matrix product inside the block."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -143,8 +143,8 @@ def _products() -> Iterator[list[int]]:
 
 @checker("a function of (inputs, weight, gradients)")
 def repaired(answer: object) -> Verdict:
-    """Repair `PUT_OFF`: three microbatches' input gradients, and the sum of their weight gradients,
-    made after them.
+    """Repair `PUT_OFF`: the input gradients of three microbatches, and the sum of their weight
+    gradients, made after them.
     """
     import torch
 
@@ -179,8 +179,8 @@ def repaired(answer: object) -> Verdict:
 
 @one_or_several
 def weights_last(answer: object) -> Verdict:
-    """P=4, M=8, F=I=W=1, 1F1B's rows with I in place of B, and every W last: the makespan, and what
-    each rank holds.
+    """Find the makespan, and what each rank holds, for P=4, M=8, F=I=W=1 and 1F1B's rows with I
+    instead of B and every W last.
     """
     traps = (
         {
@@ -203,7 +203,9 @@ def weights_last(answer: object) -> Verdict:
 
 @cache
 def per_step(cause: str) -> tuple[float, ...]:
-    """P=6, M=12: a step of 1F1B, ZB-H1 and ZB-H2 in a long training, with each cause."""
+    """The times of a step of 1F1B, ZB-H1 and ZB-H2 in a long training, P=6, M=12, with each
+    cause.
+    """
     whole = halves = Costs(latency=0.5 if cause == "network" else 0)
     if cause == "splitting":
         halves = Costs(1, 1.25, 1.25)
@@ -229,8 +231,8 @@ def _repeated(schedule: Schedule, steps: int) -> Schedule:
 
 @checker_of_each("ABCD")
 def causes(answer: dict) -> Verdict:
-    """What spoils zero bubble on each cluster: a barrier, the network, what splitting costs, or a
-    short W.
+    """Find what spoils zero bubble on each cluster: a barrier, the network, what splitting costs,
+    or a short W.
     """
 
     def clue(letter: str) -> str:
@@ -248,7 +250,7 @@ def causes(answer: dict) -> Verdict:
 
 @cache
 def best_known() -> Entry:
-    """The cheapest step that we found on the offered machines with one stage per rank."""
+    """The cheapest step that we found on the offered machines, with one stage per rank."""
     plan = OFFER.plan("ZB-H1", 16, **BEST_KNOWN)
     found = search(4, 16, costs=plan.costs, memory=plan.memory, limit=OFFER.room_gb * 1e9)
     return OFFER.row(found.schedule, 16, **BEST_KNOWN)
@@ -259,8 +261,8 @@ def best_known() -> Entry:
     lambda answer: isinstance(answer, Mapping) and set(answer) == {"cut", "recompute", "schedule"},
 )
 def offer(answer: Mapping[str, object]) -> Verdict:
-    """The offered machines, 16 sequences a step, one stage per rank: cut, recomputation, and an
-    order of your own.
+    """Give cut, recomputation, and an order of your own for the offered machines, with 16 sequences
+    a step and one stage per rank.
     """
     schedule, options = answer["schedule"], {name: answer[name] for name in ("cut", "recompute")}
     if not isinstance(schedule, str):

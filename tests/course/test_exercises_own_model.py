@@ -109,7 +109,7 @@ WRONG = [
     slow(exercise.skipping, through_only, "with 2 stages: the last stage's output isn't the model's"),
     slow(exercise.skipping, detached, "with 2 stages: the gradient of first.weight differs"),
     slow(exercise.weight, len, "rows of 6, 6, 2 and 3 labels: with the weights [2.0, 2.0]"),
-    slow(exercise.weight, all_labels, "A row's first one is nobody's next"),
+    slow(exercise.weight, all_labels, "No position predicts a row's first one"),
     slow(exercise.weight, at_least_one, "what may a microbatch count for that has no label at all?"),
     slow(exercise.weight, none, "expected counts, not all of them 0"),
     slow(exercise.weight, raises, "your function raised IndexError"),
@@ -117,7 +117,7 @@ WRONG = [
     slow(exercise.batches, none, "rows_of(0): expected four row numbers"),
     slow(exercise.batches, global_numbers, "is another batch for another rank"),
     slow(exercise.batches, remembers, "is another batch for another rank"),
-    slow(exercise.batches, same_epochs, "two epochs have one order"),
+    slow(exercise.batches, same_epochs, "two epochs have the same order"),
     slow(exercise.batches, whole_batches, "the same four rows stay together"),
     (exercise.causes, "dropout", "expected a dict with the keys A, B, C and D"),
     (

@@ -93,7 +93,7 @@ def test_a_cell_that_is_run_again_replaces_it():
 def test_a_name_or_alias_of_the_packages_own_is_refused(name, aliases, taken):
     execute(CELL)
     before = list(ALL)
-    with pytest.raises(ValueError, match=f"{taken} is a name of pplab's own .*another name"):
+    with pytest.raises(ValueError, match=f"{taken} is a name of pplab's own .*a different name"):
         pp.register(name, aliases=("patient", *aliases))(lambda num_ranks, num_microbatches: [])
     assert ALL == before, "what a refusal leaves behind"
 

@@ -758,6 +758,24 @@ def test_bad_costs_are_refused(options, message):
         pp.Costs(**options)
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda s, path: pp.compare(pp.simulate(s)), "timelines must be a Sequence, got .*: give a list"),
+        (lambda s, path: pp.simulate(s.rows), r"got .*pplab.build\(.*makes one, or pplab.Schedule\(rows\)"),
+        (lambda s, path: lab.where(s), r"pplab.simulate\(schedule\) makes one"),
+        (lambda s, path: lab.table([s]), r"pplab.simulate\(schedule\) makes one"),
+        (lambda s, path: lab.held_over_time(s), r"pplab.simulate\(schedule\) makes one"),
+        (lambda s, path: lab.to_perfetto(s, path / "trace.json"), r"pplab.simulate\(schedule\) makes one"),
+        (lambda s, path: lab.simulate_lowered([["0F0"]]), "got '0F0': lab.parse_lowered reads text"),
+        (lambda s, path: run("1F1B", 2, 2, in_flight=4), "in_flight has 1 values for 2 ranks: give one per rank"),
+    ],
+)
+def test_what_is_of_another_kind_is_told_what_makes_the_right_one(call, says, tmp_path):
+    with pytest.raises(ValueError, match=says):
+        call(pp.build("1F1B", num_ranks=2, num_microbatches=2), tmp_path)
+
+
 @pytest.mark.slow
 def test_numbers_of_numpy_and_torch_become_pythons():
     """An int8 of 100 would wrap around at 128, and a float32 can't be written as JSON."""

@@ -1,5 +1,5 @@
-"""The schedules, in the order in which they are listed: a new one is a file and a line. Lab's are
-in the registry's table.
+"""The schedules, in the order in which they are listed. To add one, write a file and import it
+here. Lab's schedules are in the registry's table.
 """
 
 from ._naive import naive

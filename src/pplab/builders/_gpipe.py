@@ -12,9 +12,9 @@ from .registry import Rows, register
     aliases=("AFAB", "F-then-B"),
 )
 def gpipe(num_ranks: int, num_microbatches: int, *, reverse_backward: bool = False) -> Rows:
-    """All forwards, then all backwards, in the order of the forwards as in PyTorch.
+    """Run all forwards, then all backwards in the order of the forwards, as PyTorch does.
 
-    `reverse_backward=True` takes the backwards last in, first out, as the paper draws them.
+    With `reverse_backward=True` the last forward's backward comes first, as the paper draws it.
     """
     order = range(num_microbatches)
     back = order[::-1] if reverse_backward else order

@@ -1,4 +1,4 @@
-"""Several stages per rank in a loop: stage s on rank s mod P. Interleaved 1F1B."""
+"""Interleaved 1F1B: several stages per rank in a loop, with stage s on rank s mod P."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -26,12 +26,12 @@ def interleaved(
     stages_per_rank: int = 2,
     group_size: int | None = None,
 ) -> Rows:
-    """1F1B over stages a V-th as deep: a group of microbatches goes through a rank's first stage,
-    then its second.
+    """Run 1F1B on several stages per rank, each a V-th as deep, so that the bubble gets shorter.
 
-    By default there are as many groups as P fits into M, as even as possible, larger ones first;
-    when they are all equal, they are torch's (which refuses other M). `group_size` sets a size; the
-    last group then has the rest.
+    A group of microbatches goes through a rank's first stage, then through its second. By default
+    there are as many groups as P fits into M, as even as possible, with larger ones first. When all
+    are equal, they are torch's, which refuses any other M. `group_size` sets the size of the
+    groups, and the last group then has the rest.
 
     >>> print(interleaved(2, 2))
     Interleaved1F1B: 2 ranks, 4 stages, 2 microbatches, 16 actions
@@ -55,8 +55,8 @@ def interleaved(
 def looped_rows(
     P: int, M: int, stages_per_rank: int, group_size: int | None, warmup_per_rank: int
 ) -> list[list[Action]]:
-    """A row per rank: the warm-up, a forward and a backward in turn, the backwards left over; all
-    in groups.
+    """A row per rank, which goes through the microbatches in groups: the warm-up, then a forward
+    and a backward in turn, then the backwards left over.
     """
     groups = _groups(P, M, group_size)
     rows = []
@@ -82,8 +82,8 @@ def stages_of_loop(rank: int, num_ranks: int, stages_per_rank: int) -> range:
 
 
 def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> list[range]:
-    """The microbatches in groups that go through a rank's stages together. The first is the
-    largest: warm-ups fit.
+    """Divide the microbatches into groups that go through a rank's stages together. The first group
+    is the largest, so that the warm-ups fit.
     """
     everything = range(num_microbatches)
     if group_size is None:
@@ -100,7 +100,7 @@ def _groups(num_ranks: int, num_microbatches: int, group_size: int | None) -> li
 
 
 def in_groups(stages: Sequence[int], kind: Kind, groups: Sequence[range]) -> list[Action]:
-    """Group by group: its microbatches on the first of `stages`, then on the next.
+    """Group by group, run the group's microbatches on the first of `stages`, then on the next.
 
     >>> print(*in_groups((0, 2), F, [range(2), range(2, 3)]))
     0F0 0F1 2F0 2F1 0F2 2F2

@@ -1,6 +1,6 @@
-"""1F1B: a forward is admitted when a backward has paid for it."""
+"""1F1B: after the warm-up, each forward waits until a backward has freed the memory for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..actions import Action, B, F
 from ..errors import positive_int
@@ -17,13 +17,14 @@ from .registry import Rows, register
 def one_f_one_b(
     num_ranks: int, num_microbatches: int, *, in_flight: Sequence[int] | None = None
 ) -> Rows:
-    """Warm-up of P-1-s forwards on rank s, then one forward and one backward in turn, then the
-    backwards left over.
+    """Run P-1-s forwards on rank s, then a forward and a backward in turn, then backwards alone.
 
-    `in_flight[s]` are the forwards that rank s runs before its first backward, P-s by default: not
-    at most so many, but exactly, or M where that is less. All M on every rank is GPipe's order.
+    `in_flight[s]` is the number of forwards that rank s runs before its first backward, by default
+    P-s. It is exact and no upper limit, but never more than M. With M on every rank the order is
+    GPipe's.
     """
-    caps = [num_ranks - rank for rank in range(num_ranks)] if in_flight is None else list(in_flight)
+    caps = range(num_ranks, 0, -1) if in_flight is None else in_flight
+    caps = list(caps) if isinstance(caps, Iterable) else [caps]
     if len(caps) != num_ranks:
         raise ValueError(
             f"in_flight has {len(caps)} values for {num_ranks} ranks: give one per rank"

@@ -1,4 +1,4 @@
-"""What the rows of many schedules are woven from."""
+"""Pieces from which the rows of many schedules are made."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,8 @@ from ..actions import Action, B, I, Kind, W
 
 
 def actions_of(stage: int, kind: Kind, microbatches: Iterable[int]) -> list[Action]:
-    """One stage and kind on several microbatches (made without a Python call each: builders make
-    millions).
+    """The actions of one stage and kind on several microbatches. They are made without a Python
+    call each, because builders make millions.
 
     >>> actions_of(1, B, range(3))
     [1B0, 1B1, 1B2]
@@ -25,8 +25,8 @@ def phases(forwards: Sequence[Action], backwards: Sequence[Action], warmup: int)
 
 
 def split_backwards(row: Sequence[Action], delay: int) -> list[Action]:
-    """Every B as its I, its W put off until `delay` further I's have run; the W's left over last,
-    oldest first.
+    """Replace each B by its I, and run its W after `delay` further I's have run. The W's that are
+    left over come last, oldest first.
     """
     made: list[Action] = []
     waiting: deque[Action] = deque()

@@ -1,4 +1,4 @@
-"""ZB-H1 and ZB-H2: 1F1B with the backward split, and the weight gradients put where a rank would
+"""ZB-H1 and ZB-H2: 1F1B with backwards in two halves, whose weight gradients run where a rank would
 wait.
 """
 
@@ -11,9 +11,7 @@ _PAPER = "Qi et al. 2023, arXiv:2401.10241"
 
 @register("ZB-H1", rules="any number of ranks and microbatches", source=_PAPER)
 def zb_h1(num_ranks: int, num_microbatches: int) -> Rows:
-    """1F1B's order with I for B, and on rank s every W put off by s microbatches: P forwards held
-    on every rank.
-    """
+    """Run 1F1B with I instead of B, and on rank s each W s microbatches later, with P in flight."""
     P, M = num_ranks, num_microbatches
     return [split_backwards(capped_row(rank, P - rank, M), delay=rank) for rank in range(P)]
 
@@ -22,11 +20,10 @@ def zb_h1(num_ranks: int, num_microbatches: int) -> Rows:
     "ZB-H2", rules="any number of ranks and microbatches; pays off from M = 2P-1 on", source=_PAPER
 )
 def zb_h2(num_ranks: int, num_microbatches: int) -> Rows:
-    """Twice the warm-up and W put off twice as far: 2P-1 forwards held, and no bubble inside any
-    rank's span if F=I=W.
+    """Warm up twice as long as ZB-H1 and run each W twice as late, with 2P-1 forwards in flight.
 
-    The ranks' spans are shifted against each other, so the makespan keeps P-1 forwards: only the
-    span bubble is zero.
+    If F = I = W, no rank waits inside its span. But the spans start one after the other, so the
+    makespan still contains P-1 forwards of waiting. Only the span bubble is zero.
     """
     P, M = num_ranks, num_microbatches
     return [

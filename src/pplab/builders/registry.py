@@ -1,4 +1,6 @@
-"""What a schedule builder is, what it says of itself, and which there are."""
+"""The schedule builders: what a builder is, what it tells about itself, and which builders there
+are.
+"""
 
 import functools
 import gc
@@ -35,7 +37,7 @@ class Builder:
 
     @property
     def names(self) -> frozenset[str]:
-        """What it is found by: its name and its aliases, in their plain form."""
+        """The names under which it is found, which are its name and its aliases in plain form."""
         return frozenset(map(_plain, (self.name, *self.aliases)))
 
     @property
@@ -45,7 +47,9 @@ class Builder:
         return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
     def __call__(self, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
-        """Build the schedule; ValueError names an argument that it can't take."""
+        """Build the schedule. Raises ValueError, which names the argument, for one that it can't
+        take.
+        """
         for option in options:
             if option not in self.options:
                 what = f"option of {self.name}"
@@ -55,8 +59,8 @@ class Builder:
         each = positive_int("stages_per_rank", options.get("stages_per_rank", 1))
         if P * M * each > MOST_FORWARDS:
             raise ValueError(
-                f"{self.name}: more than {MOST_FORWARDS:,} forwards; take fewer ranks or "
-                "microbatches"
+                f"{self.name} on {P} ranks with {M} microbatches has more than {MOST_FORWARDS:,} "
+                "forwards: take fewer ranks or microbatches"
             )
         collects = gc.isenabled()
         gc.disable()  # it would look at millions of new actions again and again
@@ -83,7 +87,7 @@ _ELSEWHERE = {"1f1bv": "which is OLMo-core's 1F1B on stages in a V"}
 
 
 def _plain(name: str) -> str:
-    """A name without case and dashes, and without the beginning of torch's classes."""
+    """A name in lower case, without dashes, and without the beginning of torch's classes."""
     return re.sub("^schedule|[-_ ]", "", name.lower())
 
 
@@ -94,14 +98,16 @@ def _open(names: Iterable[str]) -> None:
 
 
 def known() -> list[Builder]:
-    """All schedules: the small package's, lab's, and those of this session."""
+    """All schedules: those of the small package, those of lab, and those registered in this
+    session.
+    """
     for file in LAB:
         bring(f"pplab.lab.{file}")
     return list(ALL)
 
 
 def find(name: str) -> Builder:
-    """The builder of that name, whatever its case, and whether a paper's, torch's or Megatron-LM's;
+    """The builder of that name, in any case, as papers, torch or Megatron-LM spell it. Raises
     ValueError with the nearest names when there is none.
     """
     expect(str, name=name)
@@ -117,8 +123,8 @@ def find(name: str) -> Builder:
 def build(name: str, *, num_ranks: int, num_microbatches: int, **options: object) -> Schedule:
     """Build the schedule `name` for `num_ranks` ranks and `num_microbatches` microbatches.
 
-    `pplab schedules` lists the names with their options and rules. ValueError names what was given
-    and expected.
+    `pplab schedules` lists the names with their options and rules. Raises ValueError, which names
+    what was given and what was expected.
 
     >>> print(build("1F1B", num_ranks=2, num_microbatches=3))
     1F1B: 2 ranks, 2 stages, 3 microbatches, 12 actions
@@ -136,13 +142,13 @@ def register(
     placement: str = "one stage per rank",
     aliases: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Rows]], Builder]:
-    """Decorate a function of ranks, microbatches and options by keyword, so that `build` knows its
+    """Decorate a function of ranks, microbatches and keyword options, so that `build` finds its
     schedule by name.
 
-    The function returns a row per rank, of actions or their text form. `pplab schedules` says
-    `rules`, `source` and `placement`; `aliases` are further names. In a notebook a cell that is run
-    again replaces what it registered, which lasts as long as the session. ValueError for a name or
-    alias of one of the package's own schedules.
+    The function returns one row per rank, of actions or of their text form. `pplab schedules`
+    prints `rules`, `source` and `placement`. `aliases` are further names. A registration lasts as
+    long as the session, and a cell that you run again replaces what it registered. Raises
+    ValueError for a name or alias of one of pplab's own schedules.
 
     >>> @register("all forward")
     ... def all_forward(num_ranks, num_microbatches):
@@ -163,8 +169,8 @@ def register(
             if own.__module__.startswith("pplab.") and own.__module__ != made.__module__:
                 raise ValueError(
                     f"{name!r} can't be registered: {min(made.names & own.names)!r} is a name of "
-                    f"pplab's own {own.name}, which others rely on. Register yours under another "
-                    "name"
+                    f"pplab's own {own.name}, which others rely on. Register yours under a "
+                    "different name"
                 )
         ALL[:] = [each for each in ALL if each not in taken] + [made]
         return made

@@ -1,8 +1,7 @@
-"""Run schedules with real processes: a pool of ranks, one executor for every schedule, one
-clock.
+"""Run schedules with real processes: a pool of ranks, one executor for every schedule, one clock.
 
-`__all__` is for whoever runs something, or writes an extra; the other names here are what `lab`
-needs of these files. Each opens when a name of it is asked for.
+`__all__` lists the names for you who run something or write an extra. The other names here are
+those that `lab` needs from these files. A file is opened when you ask for one of its names.
 """
 
 from ..optional import bring as _bring

@@ -1,19 +1,21 @@
-"""Tensors between ranks: what every transport agrees on, and the one between ranks of one host,
-through shared memory.
+"""Send tensors between ranks: the base of every transport, and the transport through shared memory
+for ranks of one host.
 
-Shapes and dtypes are agreed once per stage and kind of microbatch, whose own shapes all ranks know,
-through the pool's store, and checked at every send: gloo would accept a message that is too short
-without a word.
+Ranks agree on shapes and dtypes through the pool's store, once per stage and kind of microbatch,
+because all of them know the shapes of a microbatch. Every send is checked against what was agreed,
+since gloo accepts a message that is too short without an error.
 
-Shared memory is mapped by both ranks, and announced through a pipe. A message is copied into a free
-slot, then its number goes down the channel's pipe; the receiver copies it out and marks the slot
-free. A channel starts without slots and makes one whenever none is free: as many as messages were
-ever under way at once, so that no schedule can run out of them. A rank that waits sleeps in the
-pipe, and a rank whose peer has died reads its end.
+Both ranks map the shared memory, and a pipe announces what lies in it. The sender copies a message
+into a free slot and writes the slot's number to the channel's pipe. The receiver copies the message
+out and marks the slot as free. A channel starts without slots and makes one whenever none is free.
+So it has as many slots as messages were ever under way at once, and no schedule can run out of
+them. A rank that waits sleeps in the pipe, and a rank whose peer has died reads the end of the
+pipe.
 
-Between ranks on GPUs, one or several, a message goes through the host: down from the sender's GPU
-into the slot, which is pinned where the system allows it, up from it to the receiver's. Both copies
-wait for the GPU: they are part of what a shared GPU shows.
+Between ranks on GPUs, one or several, a message goes through the host. It is copied from the
+sender's GPU into the slot, which is pinned where the system allows it, and from there to the
+receiver's GPU. Both copies wait for the GPU, so they are part of what a shared GPU's measurement
+shows.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ _ALIGNMENT = 64  # of a slot's tensors; its first bytes say whether it is taken
 
 
 class LostPeer(RuntimeError):
-    """Communication with another rank failed: that rank, not this one, has the cause."""
+    """Communication with a different rank failed. The cause is on that rank, not on this one."""
 
 
 class Comm:
-    """This rank's ends of the channels of one run: what all transports have in common.
+    """This rank's ends of the channels of one run, and what all transports have in common.
 
-    `home[stage, microbatch]` is a rank; `key` names the run in the store.
+    `home[stage, microbatch]` is a rank. `key` names the run in the store.
     """
 
     warm_up: Callable[[Sequence[tuple[int, int]]], None]  # open these channels
@@ -71,12 +73,14 @@ class Comm:
         self.specs: dict[tuple[int, str], Spec] = {}
 
     def expect(self, microbatches: Sequence[Batch]) -> None:
-        """These come next. Messages of microbatches with equal shapes have equal shapes."""
+        """Set the microbatches of the row's next pass. If the shapes of two are equal, so are those
+        of their messages.
+        """
         self.kinds = [str([tuple(x.shape) for x in each.tensors]) for each in microbatches]
 
     def agree(self, send: Action, tensors: Tensors) -> Spec:
-        """Shapes and dtypes of a message, agreed with the receiver; ValueError when they aren't
-        what was agreed.
+        """Agree with the receiver on the shapes and dtypes of a message. Raises ValueError if they
+        differ from those agreed before.
         """
         spec, made = [(tuple(x.shape), x.dtype) for x in tensors], self.made(send)
         if send.kind is SEND_F and made not in self.specs:
@@ -90,7 +94,7 @@ class Comm:
         return spec
 
     def expected(self, action: Action) -> Spec:
-        """The tensors of a message: all that the producing stage returns, or the gradients of its
+        """The tensors of a message: all that the stage returned, or the gradients of its
         real-valued ones.
         """
         if (made := self.made(action)) not in self.specs:
@@ -100,16 +104,20 @@ class Comm:
         return [each for each in self.specs[made] if forward or each[1].is_floating_point]
 
     def made(self, action: Action) -> tuple[int, str]:
-        """What a message's shapes follow from: the stage that made it or awaits its gradient, and
-        its microbatch's.
+        """What determines a message's shapes: the stage that made the output (or waits for its
+        gradient), and the shapes of the microbatch.
         """
         return producer(action), self.kinds[action.microbatch]
 
     def post(self, receive: Action) -> None:
-        """Get ready for a message, where the sender doesn't bring the memory."""
+        """Get ready for a message. Only transports whose receiver has to provide the memory do
+        something here.
+        """
 
     def flush(self) -> None:
-        """Wait for what is under way, where it isn't there once it is announced."""
+        """Wait for what is still under way. Only transports whose messages can still travel after
+        they are announced do something here.
+        """
 
     def peer(self, action: Action) -> int:
         """The rank at the other end of a communication."""
@@ -118,14 +126,14 @@ class Comm:
 
 @dataclass
 class _Slot:
-    """Memory that two ranks map. Its first byte: 1 while a message is in it."""
+    """Memory that two ranks map. Its first byte is 1 while a message is in it."""
 
     memory: mmap.mmap
     number: int
     content: Tensor  # the memory, as bytes
 
     def views(self, spec: Spec) -> Iterator[Tensor]:
-        """The slot as a message's tensors."""
+        """The memory of the slot as the tensors of a message."""
         offset = _ALIGNMENT
         for shape, dtype in spec:
             nbytes = torch.Size(shape).numel() * dtype.itemsize
@@ -134,11 +142,12 @@ class _Slot:
 
 
 class SharedComm(Comm):
-    """`Comm` over shared memory. Nothing is posted: a message lies ready when its receiver comes to
-    it.
+    """`Comm` over shared memory. It posts nothing, because a message lies ready when its receiver
+    asks for it.
 
-    A listener may set `leaves_ns` as a send begins: the time at which it shall count as gone, by
-    the host's clock (0: when it has). `left_ns` says so of what was received last.
+    When a send begins, a listener may set `leaves_ns`, the time at which the message shall count as
+    gone, by the host's clock (0: when it really has). `left_ns` is this time for the last message
+    received.
     """
 
     def __init__(self, context: RankContext, home: Home, key: str):
@@ -156,7 +165,7 @@ class SharedComm(Comm):
             self.pipes.open(channels)
 
     def receive(self, receive: Action) -> Tensors:
-        """Wait for a message; returns its tensors."""
+        """Wait for a message, and return its tensors."""
         source, content = self.peer(receive), content_of(receive)
         while content not in self.arrived:
             with naming(f"{receive} from rank {source}"):  # sleeps until something is announced
@@ -174,8 +183,8 @@ class SharedComm(Comm):
         return tensors
 
     def send(self, send: Action, tensors: Tensors) -> None:
-        """Copy a message into shared memory and announce it; returns when the tensors are free to
-        change.
+        """Copy a message into shared memory and announce it. When this returns, you may change the
+        tensors.
         """
         spec = self.agree(send, tensors)
         target = self.peer(send)
@@ -196,8 +205,8 @@ class SharedComm(Comm):
             os.write(self.pipes.ends[self.rank, target], header)
 
     def _slot(self, source: int, target: int, number: int, nbytes: int) -> _Slot:
-        """A slot, in memory that its source makes, and that has no name once its target has mapped
-        it, too.
+        """A slot in memory that the source makes. It has no name any more once the target has
+        mapped it, too.
         """
         path = self.pipes.folder / f"{self.key}-{source}-{target}-{number}"
         new = source == self.rank
@@ -213,7 +222,7 @@ class SharedComm(Comm):
 
             if refused := pin(slot, slot.content):
                 self.notes = [
-                    "messages cross in memory that this system doesn't pin, so that each takes "
+                    "messages cross in memory that this system doesn't pin, so each takes "
                     f"longer: {refused}"
                 ]
         return slot
@@ -221,7 +230,7 @@ class SharedComm(Comm):
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turn a transport's error into LostPeer that says during what."""
+    """Turn an error of the transport into LostPeer, which names what it happened during."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -229,13 +238,13 @@ def naming(what: str) -> Iterator[None]:
 
 
 def producer(action: Action) -> int:
-    """The stage whose output, or the gradient of whose output, a communication carries."""
+    """The stage whose output (or the gradient of whose output) a communication carries."""
     return action.stage if action.kind in (SEND_F, RECV_B) else action.stage - 1
 
 
 def content_of(action: Action) -> tuple[int, ...]:
-    """What tells a message from others, alike at both ends: its producer, whether it is an output,
-    its microbatch.
+    """What distinguishes a message from others, equal at both ends: its producer, whether it is an
+    output, and its microbatch.
     """
     return producer(action), int(action.kind in (SEND_F, RECV_F)), action.microbatch
 

@@ -1,5 +1,5 @@
-"""What a rank's process is given: its place among the others, and the board and the mail by which
-it and the pool know of each other.
+"""What the process of a rank is given: its place among the others, and the board and the mail that
+connect it with the pool.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _PIECE_BYTES = 2**18  # of a message, at most at once
 
 
 class Status(ctypes.Structure):
-    """What a rank is doing, and what it and the caller's process tell each other about its measured
-    steps: how many are done, its part of the last one's `loss`, and whether to `stop`.
+    """What a rank tells the caller's process, and the other way round: what the rank is doing, how
+    many measured steps are done, its part of the `loss` of the last one, and whether to `stop`.
     """
 
     _fields_ = [
@@ -48,19 +48,19 @@ class Status(ctypes.Structure):
     ]
 
     def put(self, phase: str, waits: bool = False) -> None:
-        """The rank says what it is doing, and whether it waits for another one."""
+        """Write down what the rank is doing, and whether it waits for a different rank."""
         self.phase, self.waits = phase.encode()[: _PHASE_BYTES - 1], waits
         self.changes += 1
 
     @property
     def doing(self) -> str:
-        """What it said last."""
+        """What the rank is doing, as it last wrote down."""
         return self.phase.decode(errors="replace")
 
 
 @dataclass
 class RankContext:
-    """Where a rank runs: its number, its device, its ways to the others."""
+    """Where a rank runs: its number, its device, and its connections to the others."""
 
     rank: int
     num_ranks: int
@@ -74,10 +74,10 @@ class RankContext:
     pipes: Pipes | Any = None  # of the shared transport
 
     def group(self, purpose: str, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """The process group of some ranks for one purpose. Kept for later runs: it has threads,
-        sockets, GPU memory.
+        """The process group of some ranks for one purpose. It is kept for later runs, because it
+        has threads, sockets and GPU memory.
 
-        All ranks must call, also those that aren't in it, and in one order.
+        All ranks must call this in the same order, even those that aren't in the group.
         """
         key = purpose, tuple(ranks)
         if key not in self.groups:
@@ -90,21 +90,23 @@ class RankContext:
         return self.groups[key]
 
     def channel(self, source: int, target: int) -> dist.ProcessGroup | None:
-        """The process group of a channel. Only NCCL needs one each: its groups keep order."""
+        """The process group of a channel. On NCCL each channel has one of its own, because a group
+        keeps the order of its messages.
+        """
         return self.group("channel", (source, target)) if self.transport == "nccl" else None
 
     @property
     def wire(self) -> torch.device:
-        """Where tensors must be to cross: the device, or the host's memory."""
+        """The place from which tensors can cross: the device, or the host's memory."""
         return self.device if self.transport == "nccl" else torch.device("cpu")
 
     def watch(self, phase: str, waits: bool = False) -> None:
-        """Told what the rank does, and whether it waits for others."""
+        """Write down what the rank does, and whether it waits for others."""
         self.status.put(phase, waits)
 
 
 def open_board(path: Path, num_ranks: int) -> Any:
-    """Every rank's status, in a file that the ranks and the pool share."""
+    """Open the file that the ranks and the pool share, which has the status of every rank."""
     layout = Status * num_ranks
     size = ctypes.sizeof(layout)
     with open(path, "a+b") as file:
@@ -113,8 +115,9 @@ def open_board(path: Path, num_ranks: int) -> Any:
 
 
 class Mail:
-    """An end of the pipe between the pool and a rank. The rank's waits; the pool's, `at_once`,
-    sends and takes what goes without waiting, so that a rank that stands still can't hold it up.
+    """One end of the pipe between the pool and a rank. The rank's end waits. The pool's end
+    (`at_once`) sends and takes only what goes without waiting, so that a rank that stands still
+    can't hold it up.
     """
 
     def __init__(self, pipe: Connection, at_once: bool = False):
@@ -124,15 +127,15 @@ class Mail:
         self._come = bytearray()  # of the message that is coming, its size first
 
     def send(self, message: bytes = b"") -> None:
-        """Send, or begin to. An empty message, if none is given, says that there will be no
-        other.
+        """Send a message, or begin to. An empty one (the default) announces that no other message
+        follows.
         """
         self.unsent += [memoryview(_SIZE.pack(len(message))), memoryview(message)]
         self.push()
 
     def push(self) -> None:
-        """Send what goes of what is unsent; nothing when the other side is gone, which `receive`
-        finds.
+        """Send as much as possible of what is unsent. It does nothing when the other side is gone,
+        which `receive` then notices.
         """
         try:
             while self.unsent:
@@ -147,8 +150,8 @@ class Mail:
             self.unsent.clear()
 
     def receive(self) -> bytearray | None:
-        """A message, or None while a part of it hasn't come. EOFError or OSError when the other
-        side is gone.
+        """A message, or None while a part of it hasn't come. Raises EOFError or OSError when the
+        other side is gone.
         """
         with suppress(BlockingIOError):
             while missing := self._missing():
@@ -162,7 +165,9 @@ class Mail:
         return None
 
     def _missing(self) -> int:
-        """How many bytes are still to come: of the size, or of the message, once that is known."""
+        """How many bytes are still to come of the message's size, or of the message itself once its
+        size is known.
+        """
         whole = _SIZE.size
         if len(self._come) >= whole:
             whole += _SIZE.unpack_from(self._come)[0]
@@ -176,7 +181,7 @@ def rank_main(
     board: Callable[[], Sequence[Status]],
     log: Connection,
 ) -> None:
-    """Serve jobs until told to stop or until the pool's process is gone. `log` takes what
+    """Serve jobs until told to stop or until the pool's process is gone. `log` receives what
     libraries write.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's to handle: it ends its ranks
@@ -214,16 +219,16 @@ def rank_main(
 
 
 def pack(value: object) -> bytes:
-    """Pickle by value: nothing is shared that would have to be cleaned up. ValueError for what
-    can't be pickled.
+    """Pickle a value without sharing anything that would have to be cleaned up. Raises ValueError
+    for a value that can't be pickled.
     """
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ValueError(
-            f"this can't be sent to another process: {error}: a lambda, or what a function "
-            "defines, must be a module's function or a functools.partial of one"
+            f"this can't be sent to a rank's process: {error}: instead of a lambda or a function "
+            "defined inside a function, give a module's function or a functools.partial of one"
         ) from error
     return buffer.getvalue()
 

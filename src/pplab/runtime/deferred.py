@@ -1,13 +1,13 @@
-"""Weight gradients put off: Linears whose backward gives the input's gradient now and leaves the
-weight's for later.
+"""Run weight gradients later: Linears whose backward computes the input's gradient now and leaves
+the weight's for later.
 
-A Linear needs its input and its output's gradient for the weight's gradient, and nothing else: both
-are kept until then. What is no Linear (norms, embeddings, weights used in another way) can't be put
-off: it gets its gradients with the input's. In a transformer that takes next to no time.
+For its weight's gradient, a Linear needs only its input and its output's gradient, so both are kept
+until then. Other layers (norms, embeddings, weights used in a different way) can't wait. They get
+their gradients together with the input's, and in a transformer this takes next to no time.
 
-In mixed precision autograd's own Linear keeps a copy of its weight in the lower precision with
-every forward. These Linears keep the weight itself and cast it again in the backward: what a
-microbatch holds is the same in both.
+In mixed precision autograd's own Linear keeps, with every forward, a copy of its weight in the
+lower precision. These Linears keep the weight itself and cast it a second time in the backward. So
+a microbatch holds the same amount in both.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Product = tuple[nn.Linear, Tensor, Tensor, object]
 
 
 class Deferred:
-    """The Linears of a module, whose backward leaves in `pending` what their weights' gradients
+    """The Linears of a module. Their backward leaves in `pending` what their weights' gradients
     need.
 
-    Where `pending` is None, the backward computes the weights' gradients at once.
+    While `pending` is None, the backward computes the weights' gradients at once.
     """
 
     def __init__(self, module: nn.Module):
@@ -54,7 +54,7 @@ class Deferred:
         return SplitLinear.apply(x, layer.weight, layer.bias, layer, self)
 
     def keep(self, layer: nn.Linear, inputs: Tensor, gradients: Tensor) -> None:
-        """Leave a weight's gradient for later, or compute it now."""
+        """Leave a weight's gradient for later, or compute it now if nothing may be left."""
         if self.pending is None:
             accumulate([(layer, inputs, gradients, None)])
         else:
@@ -63,8 +63,8 @@ class Deferred:
 
 
 class SplitLinear(torch.autograd.Function):
-    """A Linear, (..., C_in) to (..., C_out), whose backward computes the input's gradient and hands
-    the rest over.
+    """A Linear, (..., C_in) to (..., C_out), whose backward computes the input's gradient and
+    leaves the weight's for later.
     """
 
     @staticmethod
@@ -91,7 +91,7 @@ class SplitLinear(torch.autograd.Function):
 
 @torch.no_grad()  # or the gradients would keep what they were made of
 def accumulate(products: list[Product]) -> None:
-    """Add the gradients of the weights, and free what was kept for each as it goes."""
+    """Add the gradients of the weights, and free what was kept for each as soon as it is used."""
     while products:
         layer, *both, _ = products.pop(0)
         inputs, gradients = (x.reshape(x.shape[:-1].numel(), x.shape[-1]) for x in both)

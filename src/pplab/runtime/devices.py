@@ -1,5 +1,5 @@
-"""Where ranks run: on which devices, how tensors cross, how a rank joins the others, and what that
-can't show.
+"""Where ranks run: on which devices, how tensors cross between them, how a rank joins the others,
+and what such a machine can't show.
 """
 
 import fcntl
@@ -22,8 +22,8 @@ _DRIVER = Path("/sys/module/nvidia/version")
 
 
 def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[str], str]:
-    """Every rank's device, and how tensors cross between ranks of one host: memory that they share,
-    gloo, or NCCL.
+    """Every rank's device, and how tensors cross between the ranks of one host: through memory that
+    they share, gloo, or NCCL.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise unknown("device", device, ("auto", "cpu", "cuda"))
@@ -34,7 +34,7 @@ def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[
     gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
         why = trouble or "this machine has no CUDA device"
-        raise ValueError(f'device="cuda" was asked for and {why}; or use "cpu" or "auto"')
+        raise ValueError(f'device="cuda" was asked for and {why}: use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
         raise ValueError(
             f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: use '
@@ -52,8 +52,8 @@ def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[
 
 
 def usable_gpus(device: str) -> tuple[int, str]:
-    """How many GPUs ranks can compute on, and why it is none where there are some. It may start
-    CUDA.
+    """How many GPUs the ranks can compute on, and why it is none although the machine has some.
+    This may start CUDA.
     """
     if device != "cpu" and torch.accelerator.is_available():
         from .gpu import cuda
@@ -69,7 +69,7 @@ def usable_gpus(device: str) -> tuple[int, str]:
 
 
 def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:
-    """What this machine can't show, in so many words, where `device` was asked for."""
+    """What a measurement on this machine can't show, in words, where `device` was asked for."""
     num_ranks, gpus = len(devices), len(set(devices))
     shared = f"{cores} cores, so they wait for a core as well as for each other"
     if devices[0] != "cpu":
@@ -87,8 +87,8 @@ def notes(devices: Sequence[str], cores: int, device: str = "cpu") -> list[str]:
 
 @dataclass
 class Pipes:
-    """A rank's ends of the pipes of a pool, opened as runs need them. Their names vanish once both
-    ends are open.
+    """A rank's ends of a pool's pipes, opened as runs need them. The names of a pipe vanish once
+    both ends are open.
     """
 
     rank: int
@@ -96,7 +96,7 @@ class Pipes:
     ends: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def open(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Open the pipes of these (source, target) pairs. All ranks must call, with the same
+        """Open the pipes of these (source, target) pairs. All ranks must call this with the same
         pairs.
         """
         new = [pair for pair in pairs if pair not in self.ends]
@@ -128,8 +128,8 @@ def join(
     environment: Mapping[str, str],
     status: Status,
 ) -> RankContext:
-    """In its own process: a rank joins the others of the pool, which hosts a store at `port`, and
-    lends a `folder` for what its ranks share, and print. `environment` is set before CUDA starts.
+    """In its own process, let a rank join the others of the pool, which hosts a store at `port` and
+    lends a `folder` for what its ranks share and print. `environment` is set before CUDA starts.
     """
     sys.stdout = open(f"{folder}/printed{context.rank}", "w", buffering=1)  # the pool prints it
     os.environ.update(environment)

@@ -1,4 +1,6 @@
-"""What is said when something goes wrong in a rank, or nothing moves: opened when it does."""
+"""Find out what went wrong in a rank, or why nothing moves, and put it into words. This file is
+opened only then.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,11 @@ _REMEDIES = {
 
 
 class RankError(RuntimeError):
-    """Something went wrong in a rank. All ranks are gone when this is raised; the pool starts new
-    ones when used again.
+    """An error in a rank, or the loss of one. All ranks are gone when it is raised, and the pool
+    starts new ones when you use it again.
 
-    `rank`, `action` (where in the schedule, or None), `cause` and `remote_traceback` (text) say
-    what.
+    `rank`, `action` (its place in the schedule, or None), `cause` and `remote_traceback` (text)
+    describe it.
     """
 
     def __init__(self, rank: int | None, action: object, cause: str, remote_traceback: str = ""):
@@ -72,7 +74,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception, rank: int, phase: str) -> Failure:
-        """The failure of a rank, in that rank."""
+        """The failure of a rank, made in the process of that rank."""
         by_gloo = "gloo/" in str(error)  # it names its file
         lost = by_gloo or isinstance(error, (LostPeer, dist.DistError))
         said = f"{type(error).__name__}: {error}{remedy(str(error))}"
@@ -80,7 +82,7 @@ class Failure:
 
 
 def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankError:
-    """One error for all that went wrong: the first cause, not its consequences."""
+    """One error for everything that went wrong. It names the first cause, not its consequences."""
     for failure in sorted(failures, key=lambda failure: failure.secondary):
         if not (failure.secondary and dead):
             rank, (action, words) = failure.rank, whereabouts(failure.phase)
@@ -114,29 +116,29 @@ def error_of(ranks: Ranks, failures: Sequence[Failure], dead: set[int]) -> RankE
 
 
 def remedy(error: str) -> str:
-    """What to do about an error of the system's, or of Python's, that a user can do something
-    about.
+    """What you can do about an error of the system or of Python, with a colon before it, or "" if
+    nothing is known.
     """
     found = [remedy for sign, remedy in _REMEDIES.items() if re.search(sign, error)]
     return f": {found[0]}" if found else ""
 
 
 def different_batches(digests: Sequence[int], step: int, alike: bool) -> ValueError:
-    """Ranks have batches with these digests; `alike`: a rank that makes its own again has the
-    same.
+    """The error for ranks whose batches differ, by their digests. `alike` tells whether a rank that
+    makes its batch a second time gets the same.
     """
     sides = [_ranks_with(each, digests) for each in dict.fromkeys(digests)]
     why = "each rank shuffles or draws for itself" if alike else "it is another one each time"
     return ValueError(
         f"{' and '.join(sides)} have different batches for step {step}: {why}; `batch(step)` must "
-        "depend on the step alone: seed what draws with the step, on all ranks alike (ranks on "
+        "depend on the step alone: seed what draws with the step, on all ranks alike. (Ranks on "
         "several hosts, whose CPUs may round floats differently: compute inputs once, and load "
-        "them)"
+        "them.)"
     )
 
 
 def too_few_batches(digests: Sequence[int], step: int) -> EndOfBatches:
-    """Some ranks have no batch for a step."""
+    """The error for a step for which only some ranks have a batch."""
     return EndOfBatches(
         f"{_ranks_with(NO_BATCH, digests)} had no batch for step {step}, and the others had one: "
         "all ranks must be given the same batches"
@@ -149,8 +151,8 @@ def _ranks_with(digest: int, digests: Sequence[int]) -> str:
 
 
 def oom_kills() -> int:
-    """How many processes the system has killed for want of memory since it started, as far as it
-    says.
+    """How many processes the system has killed since it started because memory ran out, as far as
+    it tells.
     """
     try:
         return int(
@@ -161,8 +163,8 @@ def oom_kills() -> int:
 
 
 def state(pid: int) -> str:
-    """The system's letter for a process: T when it is stopped, Z and X when it has ended; Z where
-    there is none.
+    """The system's letter for a process: T when it is stopped, Z and X when it has ended or doesn't
+    exist.
     """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -171,7 +173,7 @@ def state(pid: int) -> str:
 
 
 def _printed(ranks: Ranks, rank: int, most: int = 2000) -> str:
-    """The end of what a rank printed, where errors outside Python end up."""
+    """The end of what a rank printed. Errors outside Python end up there."""
     log = ranks.logs[rank].fileno()
     end = os.pread(log, most, max(0, os.fstat(log).st_size - most))
     text = end.decode(errors="replace").strip()
@@ -179,9 +181,7 @@ def _printed(ranks: Ranks, rank: int, most: int = 2000) -> str:
 
 
 def _line(ranks: Ranks, rank: int) -> str:
-    """At which line of Python a rank stands: of a file of the user's, where it has come from
-    one.
-    """
+    """The line of Python at which a rank stands, in a file of yours if it was called from one."""
     os.kill(ranks.processes[rank].pid, signal.SIGUSR2)
     time.sleep(0.1)
     main = _printed(ranks, rank, 2**16).rpartition("hread 0x")[2].partition(" in rank_main")[0]
@@ -191,7 +191,7 @@ def _line(ranks: Ranks, rank: int) -> str:
 
 
 class Stillness:
-    """Looks what is wrong, from when a rank has failed or nothing moves."""
+    """Watches for the reason once a rank has failed or nothing moves."""
 
     def __init__(self, ranks: Ranks, timeout_s: float):
         self.ranks, self.timeout_s = ranks, timeout_s
@@ -199,8 +199,8 @@ class Stillness:
         self._failed: tuple[float, list[int]] | None = None  # since when, and the counts of then
 
     def look(self, answers: Mapping[int, object], still_s: float) -> None:
-        """Raise RankError once it is known what failed, that no rank that is left will answer, or
-        it took too long.
+        """Raise RankError once the cause of a failure is known, once no rank that is left will
+        answer, or once it has taken too long.
         """
         if self.ranks.closed:
             raise RankError(None, None, "the pool was closed while it ran")
@@ -245,15 +245,16 @@ class Stillness:
 
 
 def _excuse(status: Status) -> tuple[bool, ...]:
-    """What speaks for a rank that doesn't move. Who has least of it is named first: one that waits
-    for nobody, among these one that is idle though its answer is due, then one at an action.
+    """How well a rank that doesn't move is excused. The rank with the worst excuse is named first:
+    one that waits for nobody, among these one that is idle although its answer is due, then one at
+    an action.
     """
     return status.waits, status.doing != "idle", not whereabouts(status.doing)[0]
 
 
 def whereabouts(phase: str, now: bool = False) -> tuple[Any, str]:
-    """The action in a phase such as "at 1F2" or "waits at 0B0 for 0RECV_B0", None if there is none,
-    and the words.
+    """The action in a phase such as "at 1F2" or "waits at 0B0 for 0RECV_B0" (None if it has none),
+    and the phase in words.
     """
     words = phase
     if not phase.startswith(("at ", "after ", "in ", "waits ")):

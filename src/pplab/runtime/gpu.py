@@ -1,4 +1,4 @@
-"""The door to CUDA and NCCL, opened only where a rank computes on a GPU: tests play one behind
+"""The door to CUDA and NCCL, opened only if a rank computes on a GPU. Tests put a stand-in behind
 `cuda` and `dist`.
 """
 
@@ -28,21 +28,26 @@ _MOST_CTAS = 4  # of a transfer, which holds them while it waits; NCCL_MAX_CTAS 
 
 
 def take(device: torch.device) -> None:
-    """Compute there, in full float32. A GPU that can't be used fails now, not in the first run."""
+    """Compute on this device, in full float32. A GPU that can't be used fails now, not in the first
+    run.
+    """
     cuda.set_device(device)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.zeros(1, device=device)
 
 
 def release() -> None:
-    """Give back what is free: ranks may share a GPU, and none can use what another one caches."""
+    """Give back cached memory, because ranks may share a GPU and none can use what a different rank
+    caches.
+    """
     gc.collect()
     cuda.empty_cache()
 
 
 def pin(owner: object, memory: torch.Tensor) -> str:
-    """Let the GPU read and write this memory itself while `owner` lives: the host would copy each
-    message once more. Returns why that can't be, as under WSL2 or in a sandbox; "" where it can.
+    """Let the GPU read and write this memory itself while `owner` lives, because otherwise the host
+    copies each message once more. Returns "", or the reason why it can't be done, as under WSL2 or
+    in a sandbox.
     """
     try:
         cuda.check_error(cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
@@ -56,8 +61,9 @@ def pin(owner: object, memory: torch.Tensor) -> str:
 
 
 def nccl(patience: timedelta) -> dict[str, object]:
-    """How `dist.new_group` makes a group on NCCL. Its watchdog counts from when the host asked, so
-    it gets twice the time: before it ends a rank, the pool has said who holds the others up.
+    """The options with which `dist.new_group` makes a group on NCCL. NCCL's watchdog counts from
+    the moment when the host asked, so it gets twice the time. Before it ends a rank, the pool has
+    named the rank that holds the others up.
     """
     options = dist.ProcessGroupNCCL.Options()
     options.config.max_ctas = _MOST_CTAS
@@ -65,9 +71,9 @@ def nccl(patience: timedelta) -> dict[str, object]:
 
 
 class CudaClock(Clock):
-    """Marks are events on the compute stream: when the device got there, not when it was asked to.
-    They are placed on the host's clock by the closest of some pairs of readings per step. The host
-    stays at most two items ahead.
+    """A clock whose marks are events on the compute stream, so they tell when the device got there,
+    not when it was asked to. Each step, the closest of some pairs of readings places them on the
+    host's clock. The host stays at most two items ahead.
     """
 
     def __init__(self, context: RankContext):
@@ -75,8 +81,8 @@ class CudaClock(Clock):
         self._watch = context.watch
 
     def tie(self) -> None:
-        """Tie the stream's time to the host's: the event happened between two readings, at best
-        close ones.
+        """Tie the stream's time to the host's. The event happened between two readings, and close
+        ones are best.
         """
         cuda.synchronize()
         readings = []
@@ -88,8 +94,8 @@ class CudaClock(Clock):
         self._zero_ns, self.error_ns = (before + after) // 2, (after - before + 1) // 2
 
     def begin(self, event: str, what: object) -> None:
-        """Mark the start: of an item once the GPU has done the one two before, so that a hang is
-        seen where it is.
+        """Mark the start. An item only starts once the GPU has done the one two before it, so that
+        a hang is seen where it is.
         """
         if event == "item":
             self._reach(self._found["item"][-2:-1])
@@ -112,8 +118,8 @@ class CudaClock(Clock):
         return self._zero_ns + round(self._zero.elapsed_time(mark) * 1e6)
 
     def _reach(self, items: list) -> None:
-        """Wait until the GPU has done these, and say at which it is, and whether it waits for what
-        that needs.
+        """Wait until the GPU has reached these marks. Meanwhile, tell which one it is at, and
+        whether it waits for a message there.
         """
         for what, start, end in items:
             if not end.query():

@@ -1,9 +1,9 @@
-"""A process beside every pool: it ends the ranks and removes what they share once the pool says so,
-or is itself gone.
+"""A process next to every pool. It ends the ranks and removes what they share, once the pool asks
+for it or is gone itself.
 
-Signals to the pool's group and a closed terminal don't reach it, and it ends ranks that hear
-nothing: stopped, or in C code. It starts without torch, in milliseconds: `python -I -S guard.py
-OWNER FOLDER TEMPORARY`.
+Signals to the pool's group and a closed terminal don't reach this process, and it can end ranks
+that react to nothing because they are stopped or in C code. It starts without torch, in
+milliseconds: `python -I -S guard.py OWNER FOLDER TEMPORARY`.
 """
 
 import os
@@ -20,10 +20,10 @@ END_S = 5.0  # a killed process takes no longer, but for one that the kernel hol
 
 
 def main(owner: int, folder: str, temporary: str) -> None:
-    """Listen on stdin, the line from the pool, until told to end or until the owner, the pool's
+    """Listen to the pool on stdin until told to end, or until the owner, which is the pool's
     process, has ended.
 
-    `temporary` is a folder that the owner's multiprocessing leaves if it is killed.
+    `temporary` is a folder that the owner's multiprocessing leaves behind if it is killed.
     """
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -60,8 +60,8 @@ def main(owner: int, folder: str, temporary: str) -> None:
 
 
 def _handle(pid: int) -> list[int]:
-    """What stands for a process even when its number is given to another; nothing where there is no
-    such thing.
+    """A handle for a process that stays valid even when its number is given to a different one, or
+    None on systems without such a thing.
     """
     try:
         return [os.pidfd_open(pid)]

@@ -1,5 +1,5 @@
-"""The one seam of a run: whoever wants to look on, or to do more than training, is told what begins
-and what ends.
+"""Listeners: the one way to observe a run, or to do more than training in it. A listener is told
+when something begins and when it ends.
 
 event        what                     around
 "steps"      None                     all measured steps
@@ -17,9 +17,9 @@ event        what                     around
 "update"     None                     what follows a measured step's row
 "optimizer"  None                     of that, the optimizer's step
 
-Warm-up passes come before "steps", with the same events: count from its beginning.
+Warm-up passes come before "steps" and have the same events, so count from the beginning of "steps".
 
-One listener is there in every run: its clock, at the end of this file.
+Every run has one listener, its clock, which is at the end of this file.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Is told of the `events` it names, on one rank."""
+    """Is told about the `events` that it names, on one rank."""
 
     events: ClassVar[frozenset[str]] = frozenset()
 
     def begin(self, event: str, what: Any) -> None:
-        """Something begins."""
+        """Called when something begins."""
 
     def end(self, event: str, what: Any) -> None:
-        """It has ended. When it fails instead, the run is over, and nobody is told."""
+        """Called when it has ended. It isn't called when it fails, because the run is over then."""
 
     def report(self) -> object:
-        """What the caller's process is to know of it; picklable."""
+        """What the caller's process gets from this listener. It must be picklable."""
 
 
 class Extra:
-    """What a run is to do beside training: a frozen dataclass of what was asked for, in a file of
-    its own.
+    """Something that a run does in addition to training: a frozen dataclass of what was asked for,
+    in a file of its own.
     """
 
     name: ClassVar[str]  # under which what it found stands in `Run.extras`
@@ -65,44 +65,44 @@ class Extra:
     )
 
     def check(self, job: Job) -> Job:
-        """Before anything starts, in the caller's process: the job as it shall be. Raises
-        ValueError if it can't.
+        """Return the job as it shall be. Called in the caller's process before anything starts.
+        Raises ValueError if the run can't do this.
         """
         return job
 
     def during(self, job: Job, statuses: Callable[[], Sequence[Status]]) -> AbstractContextManager:
-        """In the caller's process, until the Run is made: with the `statuses` of its ranks, once
-        there are some.
+        """A context in the caller's process until the Run is made. It gets the `statuses` of the
+        ranks once there are some.
         """
         return nullcontext()
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """Raise ValueError where these devices, with tensors crossing this way, can't do it, or
-        this engine.
+        """Raise ValueError if these devices, this way to send tensors, or this engine can't do
+        it.
         """
         if self.needs_pplab and job.engine_name != "pplab":
             raise ValueError(self.needs_pplab)
 
     def listen(self, rank: Rank) -> Listener | None:
-        """On every rank, once its stages are there."""
+        """Make a listener for this rank, called on every rank once its stages are there."""
 
     def finish(self, job: Job, reports: Sequence[Any]) -> object:
-        """Afterwards, in the caller's process: what all ranks' listeners reported becomes what the
-        Run says.
+        """Turn what the listeners of all ranks reported into what the Run has under this extra's
+        name. Called afterwards, in the caller's process.
         """
         return reports[0]
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
-        """What the machine can't show in this run, from what it can't show in any."""
+        """What the machine can't show in this run, given what it can't show in any run."""
         return notes
 
     def lines(self, found: Any) -> Sequence[str]:
-        """What the Run, as text, says of what was found."""
+        """The lines about what was found in a printed Run."""
         return ()
 
 
 class Listeners:
-    """All listeners of a rank, as the function by which the executor says what it is about to
+    """All listeners of a rank, as the function that the executor calls for whatever it is about to
     do.
     """
 
@@ -115,19 +115,19 @@ class Listeners:
                 self._of[event].append(listener)
 
     def __call__(self, event: str, what: object = None) -> AbstractContextManager:
-        """A context: who listens is told when it is entered, and in the opposite order when it is
-        left.
+        """A context. The listeners are told when it is entered, and in the opposite order when it
+        is left.
         """
         listeners = self._of.get(event)
         return _around(listeners, event, what) if listeners else self.nobody
 
     def remove(self, listener: Listener, *events: str) -> None:
-        """Tell a listener no more of these events."""
+        """Stop telling a listener about these events."""
         for event in events:
             self._of[event].remove(listener)
 
     def clear(self) -> None:
-        """Tell nobody anything more."""
+        """Stop telling anybody anything."""
         self._of.clear()
 
 
@@ -152,11 +152,11 @@ class StepTrace:
 
 
 class Clock(Listener):
-    """Records, of every step, when its items ran, when the rank waited for messages, and what else
+    """Records, for every step, when its items ran, when the rank waited for messages, and what else
     took time.
 
-    Marks are set while a step runs and read afterwards: nanoseconds of the host's monotonic clock,
-    which all processes of the host share.
+    Marks are set while a step runs and read afterwards. They are nanoseconds of the host's
+    monotonic clock, which all processes of the host share.
     """
 
     events = frozenset(("step", "item", "receive"))
@@ -167,8 +167,8 @@ class Clock(Listener):
         self.traces: list[StepTrace] = []
 
     def tie(self) -> None:
-        """Tie marks to the host's clock: before the barrier at which a step starts, because it
-        takes ranks different times.
+        """Tie marks to the host's clock. This comes before the barrier at which a step starts,
+        because it takes ranks different times.
         """
 
     def catch_up(self) -> None:
@@ -194,13 +194,15 @@ class Clock(Listener):
 
     @contextmanager
     def span(self, label: str) -> Iterator[None]:
-        """Record what runs inside as something that the rank did beside its row."""
+        """Record what runs inside as something that the rank did outside its row."""
         start = self.mark()
         yield
         self.add(label, start, self.mark())
 
     def add(self, what: Item | str, start: object, end: object, event: str = "receive") -> None:
-        """Record something from mark to mark: beside the rank's row, or an "item" of it."""
+        """Record a stretch from mark to mark, either outside the rank's row or as an "item" of
+        it.
+        """
         self._found[event].append((what, start, end))
 
     def _finish(self, start: object, end: object) -> None:

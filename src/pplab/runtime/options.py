@@ -1,5 +1,5 @@
-"""What a run may be asked for, and the job that becomes of it: everything that can be checked
-before ranks start is.
+"""The options of a run, and the job that they make. Everything that can be checked before ranks
+start is checked here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SGD = "functools.partial(torch.optim.SGD, lr=0.1)"
 
 
 class Asked(TypedDict, total=False):
-    """The fields of `Options`, as keywords that editors and type checkers know."""
+    """The fields of `Options`, as keywords for editors and type checkers."""
 
     steps: int
     warmup: int
@@ -33,12 +33,12 @@ class Asked(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """The options of a run, flags of `pplab train`. What the core needn't know is an `Extra`, in a
-    file of its own.
+    """The options of a run, which are also flags of `pplab train`. What the core doesn't have to
+    know is an `Extra`, in a file of its own.
 
-    Without an `optimizer` no weight changes. It is called on every rank that has weights to train,
-    with the pairs of all its stages: a name in the whole model, and the weight. It returns torch's,
-    which the rank steps after every measured row.
+    Without an `optimizer` no weight changes. Otherwise it is a function, called on every rank that
+    has weights to train, with the (name in the whole model, weight) pairs of all its stages. It
+    returns an optimizer of torch's, which the rank steps after every measured row.
     """
 
     steps: int = 3  # measured ones
@@ -57,12 +57,12 @@ class Options:
         if self.optimizer is not None and not callable(self.optimizer):
             raise ValueError(
                 "optimizer must be a function that makes one on each rank, got a "
-                f"{type(self.optimizer).__name__}: give {_SGD}, say"
+                f"{type(self.optimizer).__name__}: give {_SGD}, for example"
             )
 
     @classmethod
     def of(cls, **options: Any) -> Options:
-        """Options from keywords; ValueError with the nearest names for one that there isn't."""
+        """Options from keywords. Raises ValueError with the nearest names for an unknown one."""
         known = [each.name for each in fields(cls)]
         for name in options.keys() - known:
             raise ValueError(
@@ -74,12 +74,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Job:
-    """A training run, the same for all ranks. `engine(context, job)` carries it out on each and
-    returns its RankReport. What follows `engine` an extra may replace in `check`.
+    """A training run, the same for all ranks. `engine(context, job)` carries it out on each rank
+    and returns its RankReport. An extra may replace the fields after `engine` in `check`.
 
-    `engine_name` is the Run's word for it, `how` the timeline's: "measured" or "paced".
-    Where gradients differ, `explain(on_rank_0, job, report, reports, whole)` says why. `first_step`
-    counts the steps that were done before this run.
+    `engine_name` is the engine in the printed Run, and `how` is the timeline's word: "measured" or
+    "paced". Where gradients differ, `explain(on_rank_0, job, report, reports, whole)` tells why.
+    `first_step` counts the steps that were done before this run.
     """
 
     schedule: Schedule
@@ -100,7 +100,9 @@ def make_job(
     extras: Sequence[Extra] = (),
     **options: object,
 ) -> Job:
-    """The job for `num_ranks` ranks. Raises ScheduleError or ValueError for what can't be done."""
+    """The job for `num_ranks` ranks. Raises ScheduleError or ValueError for a job that can't
+    run.
+    """
     from .rank import train
 
     if isinstance(workload, Schedule) or not isinstance(schedule, Schedule):
@@ -125,6 +127,7 @@ def make_job(
     if most is not None and last > most:
         raise ValueError(
             f"there are {most} batches of one size, and the run would end with step {last}: take "
-            f"steps={max(0, most - job.first_step)}, or models.epochs(loader), which begins again"
+            f"steps={max(0, most - job.first_step)}, or models.epochs(loader), which starts from "
+            "the beginning when it has reached the end"
         )
     return job

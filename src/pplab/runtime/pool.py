@@ -35,20 +35,20 @@ STILL_S = 1.0  # when nothing has moved for so long, we look why
 class Pool:
     """`num_ranks` processes that run schedules on the models you give them.
 
-    `device` is "auto", "cpu" or "cuda": with CUDA, rank r computes on GPU r, or the ranks share the
+    `device` is "auto", "cpu" or "cuda". With CUDA, rank r computes on GPU r, or the ranks share the
     GPUs there are. `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl"
-    (one GPU per rank). `threads` per rank default to a fair share of the cores. A rank that makes
-    no progress for `timeout_s` seconds ends the run with an error. `beside` runs for as long as the
-    ranks are up: `Mps` in benchmarks/gpu_mps.py, for ranks that share a GPU, says what it is asked
-    to do.
+    (one GPU per rank). `threads` is the number per rank, by default a fair share of the cores. A
+    rank that makes no progress for `timeout_s` seconds ends the run with an error. `beside` runs
+    for as long as the ranks are up and describes what it is asked to do. For example, `Mps` in
+    benchmarks/gpu_mps.py is for ranks that share a GPU.
 
-    Ranks meet at ports of 127.0.0.1 alone, unencrypted and without a password. Who sends nonsense
-    there does no harm, but on a machine on which strangers run programs, theirs can join: start
-    ranks where nobody else is logged in.
+    Ranks meet at ports of 127.0.0.1 alone, unencrypted and without a password. Nonsense sent there
+    does no harm. But on a machine on which strangers run programs, their program can join, so start
+    ranks only where nobody else is logged in.
 
-    The ranks start at the first use, which takes seconds, and stay up until `close`, the end of a
-    `with` block, or the end of the program. Whatever goes wrong in one of them ends them all and
-    raises RankError. Threads take turns.
+    The ranks start at the first use, which takes seconds. They stay up until `close`, the end of a
+    `with` block, or the end of the program. If anything goes wrong in one of them, all of them end
+    and RankError is raised. Threads take turns.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class Pool:
     def train(
         self, schedule: Schedule, workload: Workload, *extras: Extra, **options: Unpack[Asked]
     ) -> Run:
-        """Run measured steps of `workload` under `schedule`, after some that change no weight.
+        """Run measured steps of `workload` under `schedule`, after a few that change no weight.
 
         `options` are the fields of `pplab.runtime.Options`, such as `steps=5`,
-        `check_gradients=True` or `optimizer=...`. `extras` are what else the run does:
+        `check_gradients=True` or `optimizer=...`. `extras` are further things that the run does:
         `lab.Meter()`, `lab.Pace(costs)`, `lab.Recompute([0])`, `lab.Clip(1.0)`,
         `lab.Profile("folder")`, `lab.Save("file")`, `lab.TorchEngine()`, or an `Extra` of your own.
-        Each call starts from the workload's own weights; `lab.Resume(run)` goes on from a run that
-        saved.
+        Each call starts from the workload's own weights. To go on from a run that saved, give
+        `lab.Resume(run)`.
 
-        Raises ScheduleError or ValueError before anything starts, RankError when a rank fails.
+        Raises ScheduleError or ValueError before anything starts, and RankError when a rank fails.
         """
         job = make_job(schedule, workload, self.num_ranks, extras, **options)
         with self._turn, ExitStack() as during:
@@ -106,10 +106,10 @@ class Pool:
     def run(
         self, function: Callable, *arguments: object, look: Callable[[], object] | None = None
     ) -> list:
-        """Call `function(context, *arguments)` on every rank; returns their results in the order of
-        ranks. Meanwhile `look()` is called several times a second.
+        """Call `function(context, *arguments)` on every rank, and return the results in the order
+        of ranks. Meanwhile `look()` is called several times a second.
 
-        The function must be importable in another process.
+        The function must be importable in a different process.
         """
         job = pack((function, arguments))
         with self._turn:
@@ -132,8 +132,8 @@ class Pool:
         return self._ranks
 
     def close(self, *, grace_s: float = 2.0) -> None:
-        """End the ranks, and a run in another thread: ask them, and after `grace_s` seconds kill
-        those still there.
+        """End the ranks, and a run in a different thread. Ask them first, and after `grace_s`
+        seconds kill those that are still there.
         """
         if (ranks := self._ranks) is not None:
             ranks.closed = True
@@ -143,11 +143,13 @@ class Pool:
                     self._ranks = None
 
     def statuses(self) -> Sequence[Status]:
-        """What ranks say of themselves, and are told; nothing while the pool is down."""
+        """The status that each rank shares with this process. There is none while the pool is
+        down.
+        """
         return self._ranks.statuses if self._ranks else ()
 
     def _tells(self, job: Job, during: ExitStack) -> Callable[[], None]:
-        """What tells how far the run is, once it has taken a while."""
+        """The function that shows how far the run is once it has taken a while."""
         began = time.monotonic()
         tell: Callable[[], None] | None = None
 
@@ -184,8 +186,8 @@ def collect(
     job: bytes | None = None,
     look: Callable[[], object] | None = None,
 ) -> list:
-    """Every rank's answer, to `job` if there is one; RankError once one fails, dies, is stopped, or
-    none moves. Whoever wants to `look` on is called meanwhile.
+    """Every rank's answer, to `job` if there is one. Raises RankError once a rank fails, dies or is
+    stopped, or once none moves. Meanwhile it calls `look`.
     """
     answers: dict[int, object] = {}
     moved, moved_at, stillness = None, 0.0, None
@@ -223,9 +225,7 @@ def collect(
 
 
 def _wait(ranks: Ranks, pending: Sequence[int]) -> set[int]:
-    """Sleep until there is something to do for one of these ranks; returns those that have
-    ended.
-    """
+    """Sleep until one of these ranks needs something done, and return those that have ended."""
     poll, ends = select.poll(), {ranks.processes[rank].sentinel: rank for rank in pending}
     for end, rank in ends.items():
         mail = ranks.mails[rank]
@@ -241,7 +241,7 @@ def make_run(
     devices: Sequence[str],
     notes: Sequence[str],
 ) -> Run:
-    """Put the ranks' reports together. `devices` are theirs; `notes` say what no run can show
+    """Put the ranks' reports together. `devices` are theirs, and `notes` are what no run can show
     there.
     """
     steps = tuple(zip(*(report.traces for report in reports), strict=True))
@@ -281,5 +281,5 @@ def make_run(
 
 
 def versions() -> dict[str, str]:
-    """What a measurement is made with."""
+    """The versions of what a measurement is made with."""
     return {"pplab": __version__, "python": platform.python_version(), "torch": torch.__version__}

@@ -1,22 +1,24 @@
-"""Tensors between ranks by gloo or NCCL: one one-way channel for every ordered pair of ranks that
-exchange something.
+"""Send tensors between ranks by gloo or NCCL, over one one-way channel for every ordered pair of
+ranks that exchange something.
 
-Receives are posted ahead, sends are waited for late. A channel carries its messages in the order of
-sending, in which the receiver posts its receives (`lower` sees to it): so a transport that keeps
-order, like NCCL, doesn't deadlock while a GPU has room for the transfers of four channels at once,
-queues for them, and no host waits for it (`tests/gpu_machine.py`).
+Receives are posted ahead, and sends are waited for late. A channel carries its messages in the
+order of sending, and the receiver posts its receives in the same order (`lower` ensures it). So a
+transport that keeps this order, like NCCL, doesn't deadlock as long as three things are true: a GPU
+has room for the transfers of four channels at once, it has queues for them, and no host waits for
+it (`tests/gpu_machine.py`).
 
-On NCCL every channel has a process group, and with it a stream, of its own: transfers run beside
-the compute stream. torch orders them by events: a send or a receive starts after what the compute
-stream was given before it, and `wait` lets the compute stream, not the host, wait for the end. A
-tensor stays referenced here until then (`sending` until the work has completed on the GPU, or
-`flush` has made the compute stream wait for it; a posted receive's buffers until they are taken),
-so the allocator, which reuses memory in the compute stream's order, can't give it away too early.
+On NCCL every channel has a process group of its own, and with it a stream of its own, so transfers
+run next to the compute stream. torch orders them by events. A send or a receive starts after what
+the compute stream was given before it, and `wait` lets the compute stream, not the host, wait for
+the end. Until then this file keeps a reference to the tensor: in `sending` until the work has
+completed on the GPU or `flush` has made the compute stream wait for it, and for a posted receive
+until its buffers are taken. The allocator reuses memory in the compute stream's order, so it can't
+give such memory away too early either.
 
 A host that allocates may wait for its whole GPU, and hosts that wait while messages are on their
-GPUs may hang. So a run's first two passes are on gloo, with room for each message made on the GPU,
-where and when it will be made later, and what is sent kept there until the flush, since over NCCL
-it may have to wait so long for its receive.
+GPUs may hang. So the first two passes of a run use gloo. The memory for each message is still made
+on the GPU, where and when it will be made later, and what is sent is kept there until the flush,
+since over NCCL it may have to wait for its receive until then.
 """
 
 from collections import defaultdict, deque
@@ -35,7 +37,9 @@ _MOST_PARTS = 16  # tensors of one message
 
 
 class GroupComm(Comm):
-    """`Comm` by process groups: each channel has its own on NCCL, and all share one on gloo."""
+    """`Comm` by process groups. On NCCL each channel has its own, and on gloo all channels share
+    one.
+    """
 
     def __init__(self, context: RankContext, home: Home, key: str):
         super().__init__(context, home, key)
@@ -60,8 +64,8 @@ class GroupComm(Comm):
                     dist.recv(torch.zeros(1, device=self.wire), source, group=group)
 
     def post(self, receive: Action) -> None:
-        """Get ready to receive. With shapes that are new, this may happen only in `receive`, when
-        they are known.
+        """Get ready to receive. If shapes are new, this happens only in `receive`, when they are
+        known.
         """
         waiting = self.unposted[self.peer(receive)]
         waiting.append(receive)
@@ -72,7 +76,7 @@ class GroupComm(Comm):
             self._post(waiting.popleft())
 
     def receive(self, receive: Action) -> Tensors:
-        """Wait for a message that was announced with `post`; returns its tensors."""
+        """Wait for a message that was announced with `post`, and return its tensors."""
         while receive not in self.posted:
             self._post(self.unposted[self.peer(receive)].popleft())
         arrived = self.posted.pop(receive)
@@ -82,10 +86,11 @@ class GroupComm(Comm):
         return tuple(room if came is room else room.copy_(came) for _, came, room in arrived)
 
     def send(self, send: Action, tensors: Tensors) -> None:
-        """Start sending; the tensors are kept until they have gone."""
+        """Start sending. The tensors are kept until they have gone."""
         if len(self.agree(send, tensors)) > _MOST_PARTS:
             raise ValueError(
-                f"{send} carries {len(tensors)} tensors: at most {_MOST_PARTS} can cross a boundary"
+                f"{send} carries {len(tensors)} tensors, and at most {_MOST_PARTS} can cross a "
+                "boundary: join some of them"
             )
         self.sending = [(work, kept) for work, kept in self.sending if not work.is_completed()]
         peer = self.peer(send)
@@ -119,6 +124,6 @@ class GroupComm(Comm):
 
 
 def _tag(action: Action, part: int) -> int:
-    """One number for both ends of a message's tensor."""
+    """A number for a tensor of a message, equal at both ends."""
     stage, forward, microbatch = content_of(action)
     return ((stage * 2 + forward) * 65536 + microbatch) * _MOST_PARTS % 2**31 + part

@@ -1,4 +1,4 @@
-"""The ranks' processes: how they start together and end together, whatever happens."""
+"""The processes of the ranks: how they start together and end together, whatever happens."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ _stores: weakref.WeakSet[dist.TCPStore] = weakref.WeakSet()
 
 
 def _keep_stores() -> None:
-    """In a fork of the pool's process: a store that goes away waits there for its thread, which
-    that process doesn't have.
+    """In a fork of the pool's process, keep stores alive. A store that is deleted waits there for
+    its thread, which a fork doesn't have.
     """
     for store in _stores:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))
@@ -67,8 +67,8 @@ os.register_at_fork(after_in_child=_keep_stores)
 
 
 class Ranks:
-    """Running processes and all that the system lends them. `end` gives everything back, the last
-    thing first.
+    """Running processes, and everything that the system lends them. `end` gives it all back, the
+    last thing first.
     """
 
     def __init__(self) -> None:
@@ -86,8 +86,8 @@ class Ranks:
         self._finalizer = weakref.finalize(self, _give_back, self._lent, self.owner, self.folder)
 
     def start(self, pool: Pool) -> None:
-        """Start the processes. RankError when that takes too long, or when the system lacks what
-        they need.
+        """Start the processes. Raises RankError when that takes too long, or when the system lacks
+        what they need.
         """
         here = multiprocess.current_process()
         if getattr(here, "_inheriting", False) and here.name.startswith("pplab rank"):
@@ -137,9 +137,9 @@ class Ranks:
     def _launch(
         self, made: list[mp.Process], theirs: list[Connection], line: socket.socket
     ) -> None:
-        """Start the processes in a thread, which no interrupt stops between a rank's start and the
-        guard's knowing of it. A fork server that stands still is killed: the next pool has a new
-        one.
+        """Start the processes in a thread, so that no interrupt comes between the start of a rank
+        and the moment when the guard knows about it. A fork server that stands still is killed, and
+        the next pool starts a new one.
         """
         failed: list[Exception] = []
 
@@ -176,7 +176,9 @@ class Ranks:
             raise error
 
     def end(self, grace_s: float) -> None:
-        """End the processes, after some time for those that are asked to, and close everything."""
+        """End the processes, after some time for those that are asked to end, and close
+        everything.
+        """
         try:
             if grace_s and os.getpid() == self.owner:
                 for mail in self.mails:
@@ -191,8 +193,8 @@ class Ranks:
 
 
 def _forget_stdin() -> None:
-    """Let ranks not import a program that Python reads from stdin (`python - < program.py`): its
-    `__main__` says that it is the file "<stdin>", and they would look for one of that name.
+    """Keep ranks from importing a program that Python reads from stdin (`python - < program.py`).
+    Its `__main__` claims to be the file "<stdin>", and they would look for a file of that name.
     """
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) == "<stdin>":
@@ -206,7 +208,7 @@ def _give_back(lent: ExitStack, owner: int, folder: Path) -> None:
 
 
 def _guard(lent: ExitStack, folder: Path, temporary: str) -> socket.socket:
-    """Start a guard; returns the line to it. The folder is locked for as long as the pool or the
+    """Start a guard and return the line to it. The folder is locked as long as the pool or the
     guard lives.
     """
     lock = os.open(folder, os.O_RDONLY)
@@ -264,8 +266,8 @@ def _kill(processes: Sequence[mp.Process]) -> None:
 
 
 def _sweep(shared: Path) -> None:
-    """Remove what pools have left whose process and guard were killed: it is ours, unlocked, and
-    its owner is gone.
+    """Remove what pools left behind when both their process and their guard were killed. Such a
+    folder is ours, unlocked, and its owner is gone.
     """
     for folder in shared.glob("pplab-*-*"):
         with suppress(OSError, ValueError):
@@ -280,8 +282,8 @@ def _sweep(shared: Path) -> None:
 
 
 def local_store(patience: timedelta) -> dist.TCPStore:
-    """Where ranks find each other: a port that only this host reaches (torch by itself would listen
-    to all).
+    """The store at which ranks find each other, on a port that only this host reaches. torch by
+    itself would listen to every host.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     # A socket for datagrams sends nothing to connect, and knows whether there is a way.

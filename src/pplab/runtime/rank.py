@@ -1,5 +1,5 @@
-"""One rank of a run: its stages, the steps that it takes, by the executor or by another engine, and
-what it reports of them.
+"""One rank of a run: its stages, the steps that it takes by the executor or a different engine, and
+its report on them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,10 +47,11 @@ class RankReport:
 class Rank:
     """One rank of a run, as listeners see it.
 
-    `modules` are its stages' modules and `stages` pplab's stages around them (none where another
-    engine runs), by number; `names` has the name in the whole model of every parameter. `overlap`
-    runs the halves of an overlap at once, `apart` are weights that no copy of their stage has, too.
-    A listener that sets `last`, on all ranks after the same step, ends the run with that step.
+    `modules` are the modules of its stages, by number. `stages` are pplab's stages around them
+    (there are none if a different engine runs). `names` has the name in the whole model of every
+    parameter. `overlap` runs the halves of an overlap at once. `apart` are weights that no other
+    copy of their stage has. A listener that sets `last`, on all ranks after the same step, ends the
+    run with that step.
     """
 
     def __init__(self, context: RankContext, job: Job):
@@ -86,16 +87,16 @@ class Rank:
 
     @contextmanager
     def doing(self, label: str, phase: str) -> Iterator[None]:
-        """Around what the rank does together with others beside its row; it is recorded under
-        `label`.
+        """A context for what the rank does together with others outside its row. It is recorded
+        under `label`.
         """
         self.context.watch(phase, True)
         with self.clock.span(label):
             yield
 
     def listen(self, *first: Listener) -> Listeners:
-        """Everybody who listens to this rank. Who comes first is told first of what begins, and
-        last of what ended.
+        """Set the listeners of this rank. The first one is told first when something begins, and
+        last when it has ended.
         """
         self._extras = [extra.listen(self) or Listener() for extra in self.job.extras]
         self.tied = self.job.workload.tied(self.job.schedule.num_stages)
@@ -107,11 +108,11 @@ class Rank:
         return self.around
 
     def train(self, run_row: RunRow) -> RankReport:
-        """Take all steps; `run_row(microbatches)` runs the row once and returns this rank's parts
-        of their losses.
+        """Take all steps. `run_row(microbatches)` runs the row once and returns this rank's parts
+        of the losses.
 
-        The first pass isn't timed: it agrees on shapes and collects gradients. Only measured steps
-        change weights.
+        The first pass isn't timed, because it agrees on shapes and collects gradients. Only
+        measured steps change weights.
         """
         options = self.job.options
         first_loss = self.step(run_row, 0)
@@ -158,7 +159,7 @@ class Rank:
         )
 
     def _equal_weights(self) -> list[str]:
-        """What rank 0 says of equal weights on several stages that `tied` doesn't name."""
+        """The note of rank 0 about equal weights on several stages that `tied` doesn't name."""
         own = [
             (Batch((), p).digest(), stage, f"{self.names[p]} of stage {stage}")
             for stage, module in self.modules.items()
@@ -181,7 +182,7 @@ class Rank:
         ]
 
     def step(self, run_row: RunRow, number: int, update: bool = False) -> float:
-        """Take one step; returns this rank's part of the batch's loss."""
+        """Take one step, and return this rank's part of the batch's loss."""
         context = self.context
         for module in self.modules.values():
             module.zero_grad(set_to_none=True)
@@ -208,7 +209,9 @@ class Rank:
         return sum(loss.item() * self.shares[m] for m, loss in losses if self.shares[m])
 
     def load(self, batch: Batch) -> list[Batch]:
-        """The step's microbatches on the device, and in `shares` what their losses count for."""
+        """Put the step's microbatches on the device, and in `shares` what their losses count
+        for.
+        """
         count = self.job.schedule.num_microbatches
         microbatches = batch.microbatches(count)
         if (made := len(microbatches)) != count:
@@ -219,8 +222,8 @@ class Rank:
         return [each.to(self.context.device) for each in microbatches]
 
     def _meet(self, digest: int, number: int, ended: EndOfBatches | None) -> None:
-        """Wait for the other ranks, as at a barrier. All raise EndOfBatches when one has no batch,
-        ValueError when one has another.
+        """Wait for the other ranks, as at a barrier. All of them raise EndOfBatches when one has no
+        batch, and ValueError when one has a different batch.
         """
         most = torch.tensor([digest, -digest])
         dist.all_reduce(most, dist.ReduceOp.MAX)
@@ -236,7 +239,7 @@ class Rank:
 
 
 class Whereabouts(Listener):
-    """Tells `watch` where in its lowered row a rank is, for whoever must say where it failed or
+    """Tells `watch` where in its lowered row a rank is, so that errors can name where it failed or
     waits.
     """
 
@@ -299,7 +302,7 @@ def train(context: RankContext, job: Job) -> RankReport:
 
 
 def connect(context: RankContext, rows: Sequence[LoweredRow], home: Home) -> Comm:
-    """This rank's ends of the channels that the rows need, each of which has carried something."""
+    """This rank's ends of the channels that the rows need. Each has already carried something."""
     make: type[Comm] = SharedComm
     if context.pipes is None:
         from .process_groups import GroupComm as make

@@ -1,8 +1,8 @@
-"""Weights that are kept in several places: every place needs the sum of their gradients.
+"""Weights that are kept in several places. Every place needs the sum of their gradients.
 
 A stage is kept on a rank of every replica, and on two ranks of a bidirectional schedule. A tied
-weight is kept in several stages. Both are buckets: parameters of this rank, and the ranks that have
-them, too.
+weight is kept in several stages. Both become buckets, which list parameters of this rank and the
+other ranks that have them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .workload import Places
 
 @dataclass
 class _Bucket:
-    """Parameters whose gradients are added up together. Each parameter is a list: its places on
+    """Parameters whose gradients are added up together. Each parameter is a list, its places on
     this rank.
     """
 
@@ -34,11 +34,11 @@ class _Bucket:
 
 
 class Reducer(Listener):
-    """This rank's buckets, added up once the rank has run its row. None are there where a weight
-    has one place.
+    """The buckets of this rank, which are added up once the rank has run its row. A weight with a
+    single place needs none.
 
-    All ranks must make theirs, and all add up buckets in the same order: otherwise two could wait
-    for each other.
+    All ranks must make their Reducer, and all add up buckets in the same order. Otherwise two ranks
+    could wait for each other.
     """
 
     events = frozenset(("row",))
@@ -90,7 +90,7 @@ class Reducer(Listener):
                 bucket.flat = bucket.work = None
 
     def start(self, bucket: _Bucket) -> None:
-        """Send a bucket on its way; the sum is in `flat` when its work is done."""
+        """Send a bucket on its way. Its sum is in `flat` when its work is done."""
         for p in (p for places in bucket.parameters for p in places):
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         own = [sum((p.grad for p in places[1:]), places[0].grad) for places in bucket.parameters]

@@ -1,5 +1,5 @@
-"""One process with the whole model: what a run's gradients are compared with, and how far rounding
-alone moves them.
+"""Run the whole model in one process, to compare a run's gradients with it, and to find how much
+rounding alone changes them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Gradients = dict[str, np.ndarray]  # by the parameter's name in the whole model
 class Whole(NamedTuple):
     """What one process finds with the whole batch, and how well it knows that.
 
-    `tolerance` is the share of itself by which anything may differ. `rounding` has two norms for
-    every parameter: how much further rounding may move its gradient, and the least that any
-    microbatch adds to it. `loss_rounding` is how much further rounding may move the loss.
-    `by_microbatch` and `unclaimed` are a GradientReport's.
+    Anything may differ by `tolerance`, a share of itself. `rounding` has two norms for every
+    parameter: how much further rounding may move its gradient, and the least that any microbatch
+    adds to it. `loss_rounding` is how much further rounding may move the loss. `by_microbatch` and
+    `unclaimed` are explained in GradientReport.
     """
 
     loss: float
@@ -50,8 +50,8 @@ def train_whole(
     batch: Batch | None = None,
     share: float = 1.0,
 ) -> tuple[float, Gradients]:
-    """Run the model in one piece, with the whole batch or with a part that counts for `share`: loss
-    and gradients.
+    """Run the model in one piece, with the whole batch or with a part that counts for `share`.
+    Returns loss and gradients.
     """
     batch = workload.batch(0) if batch is None else batch
     return differentiate(model, losses_of(context, workload, dtype, model, batch), share)
@@ -64,7 +64,7 @@ def losses_of(
     model: nn.Module,
     batch: Batch,
 ) -> list[Tensor]:
-    """The loss of a batch, then what layers add to it."""
+    """The loss of a batch, followed by what layers add to it."""
     context.watch("running the model in one process")
     batch = batch.to(context.device)
     with autocast(context.device, dtype), listening() as added:
@@ -75,8 +75,8 @@ def losses_of(
 def differentiate(
     model: nn.Module, losses: Sequence[Tensor], share: float = 1.0, again: bool = False
 ) -> tuple[float, Gradients]:
-    """Their sum, which counts for `share`, and its gradients. `again`: it isn't the last backward
-    through this graph.
+    """The sum of the losses, which counts for `share`, and its gradients. With `again`, a further
+    backward through this graph will follow.
     """
     model.zero_grad()
     loss = sum(losses[1:], losses[0]) * share
@@ -85,12 +85,12 @@ def differentiate(
 
 
 def train_twice(context: RankContext, job: Job) -> Whole | None:
-    """On rank 0, run the model in one process twice, the second time by microbatches and with every
-    weight moved by no more than it is rounded by. What that changes is rounding. The others return
-    at once.
+    """On rank 0, run the model in one process twice. The second time it runs by microbatches, and
+    every weight is moved by no more than its rounding error, so the change in gradients is due to
+    rounding. The other ranks return at once.
 
-    What layers add to the loss counts by microbatch both times, as in the run: a balancing loss of
-    the batch isn't the mean of its microbatches'.
+    What layers add to the loss is counted by microbatch both times, as in the run, because a
+    balancing loss of the batch isn't the mean of its microbatches' losses.
     """
     if context.rank != 0:
         return None
@@ -152,7 +152,7 @@ def train_twice(context: RankContext, job: Job) -> Whole | None:
 
 
 def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
-    """Every parameter's gradient by name, in single precision or better, on the host."""
+    """The gradient of every parameter by name, in single precision or better, on the host."""
     found = {name: p.grad.detach().to_dense() for name, p in named if p.grad is not None}
     return {
         name: g.to("cpu", torch.promote_types(g.dtype, torch.float32)).numpy()
@@ -161,14 +161,14 @@ def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
 
 
 def norm(x: np.ndarray | Sequence[float] | float) -> float:
-    """The root of the sum of squares; inf where one is no number."""
+    """The root of the sum of squares, or inf if an element isn't a number."""
     found = float(np.linalg.norm(np.asarray(x, float)))
     return inf if found != found else found
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A gradient of a run against one process's, or the loss. All four are norms."""
+    """A gradient of a run against that of one process, or the loss. All four fields are norms."""
 
     size: float  # of one process's
     difference: float  # between the run's and that
@@ -177,7 +177,7 @@ class Compared:
 
     @property
     def relative(self) -> float:
-        """difference / size, and 1 where there should be none."""
+        """difference / size, or 1 where the gradient should be zero."""
         return self.difference / (self.size or self.difference or 1)
 
     @property
@@ -187,8 +187,8 @@ class Compared:
 
     @property
     def noticed(self) -> bool:
-        """Whether it would differ if it were zero, or times 1.1, or any microbatch's part of it
-        were lost.
+        """Whether the comparison would notice if the gradient were zero, or times 1.1, or short of
+        any microbatch's part.
         """
         off = self.difference  # by which a fault may come nearer, at most
         return min(self.size, 0.1 * self.size - 1.1 * off, self.least - off) > self.allowed
@@ -196,8 +196,8 @@ class Compared:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """Loss and gradients of a run against those of one process, which ran the whole batch through
-    the whole model.
+    """Loss and gradients of a run against those of one process that ran the whole batch through the
+    whole model.
     """
 
     loss: Compared
@@ -211,15 +211,15 @@ class GradientReport:
 
     @property
     def equal(self) -> bool:
-        """Whether the loss and every parameter's gradient are one process's, and the loss has in it
-        what layers keep for it.
+        """Whether the loss and every parameter's gradient equal those of one process, and the loss
+        includes what layers keep for it.
         """
         compared = [self.loss, *self.parameters.values()]
         return not self.unclaimed and all(each.equal for each in compared)
 
     @property
     def worst(self) -> str:
-        """The parameter that is furthest off, relatively, of those worth comparing."""
+        """The parameter with the largest relative difference among those worth comparing."""
         noise = self.noise
         apart = {
             name: (not each.equal, name not in noise, each.relative)
@@ -229,7 +229,7 @@ class GradientReport:
 
     @property
     def relative(self) -> float:
-        """How far off that one is, as a share of its gradient's norm."""
+        """How far that parameter is off, as a share of its gradient's norm."""
         return self.parameters[self.worst].relative
 
     @property
@@ -244,7 +244,9 @@ class GradientReport:
 
     @property
     def noise(self) -> list[str]:
-        """The parameters without a gradient worth comparing: a third of it may be rounding."""
+        """The parameters without a gradient worth comparing, because a third of it may be
+        rounding.
+        """
         return [name for name, each in self.parameters.items() if each.size <= 3 * each.allowed]
 
     def __str__(self) -> str:
@@ -271,8 +273,8 @@ class GradientReport:
 
 
 def check_gradients(on_rank_0: Callable, job: Job, reports: Sequence[RankReport]) -> GradientReport:
-    """Compare what all ranks collected with one process: `on_rank_0(function,
-    *arguments)` calls there, at least.
+    """Compare what all ranks collected with one process. `on_rank_0(function, *arguments)` calls a
+    function at least on rank 0.
     """
     whole = on_rank_0(train_twice, job)
     report = report_gradients(reports, whole)
@@ -288,8 +290,8 @@ def check_gradients(on_rank_0: Callable, job: Job, reports: Sequence[RankReport]
 
 @np.errstate(all="ignore")
 def report_gradients(reports: Sequence[RankReport], whole: Whole) -> GradientReport:
-    """Compare per parameter; of copies, that which differs most counts. One that is missing is
-    zero.
+    """Compare each parameter. Of several copies, the one that differs most counts. A missing
+    gradient counts as zero.
     """
     loss, one, tolerance, rounding, loss_rounding, by_microbatch, unclaimed = whole
     ours, none, found = [report.gradients for report in reports], np.zeros(1), {}

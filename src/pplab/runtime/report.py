@@ -1,4 +1,4 @@
-"""What a run measured, and what can be read off it."""
+"""What a run measured, and what you can derive from it."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Run:
 
     @cached_property
     def step_times_ms(self) -> tuple[float, ...]:
-        """Of every measured step, from the first rank's start to the last rank's end, optimizer and
-        all.
+        """The time of every measured step, from the first rank's start to the last rank's end, with
+        the optimizer's step.
         """
         return tuple(
             (max(trace.end for trace in traces) - min(trace.start for trace in traces)) / 1e6
@@ -77,8 +77,8 @@ class Run:
 
     @property
     def held(self) -> Any:
-        """What ranks and stages held, in bytes, where `lab.Meter()` has counted it; ValueError
-        where it hasn't.
+        """What ranks and stages held, in bytes, if `lab.Meter()` has counted it. Raises ValueError
+        otherwise.
         """
         if "held" not in self.extras:
             raise ValueError(
@@ -89,15 +89,15 @@ class Run:
 
     @property
     def predicted_peak_bytes(self) -> tuple[float, ...]:
-        """Per rank, what the schedule's order says is held at once, from the bytes of one
+        """Per rank, what is held at once by the order of the schedule, given the bytes of one
         microbatch in each stage.
         """
         return self.schedule.peak_held(self.held.memory)
 
     @property
     def recompute_ms(self) -> tuple[float, ...]:
-        """Per stage, the median time of running a forward again, as `lab.Recompute()` lets it; ()
-        where no stage does.
+        """Per stage, the median time of running a forward a second time, as with `lab.Recompute()`.
+        It is () if no stage does so.
         """
         return self.extras.get("recompute", ())
 
@@ -106,9 +106,9 @@ class Run:
         """The median durations of this run's actions, per stage, in ms, and of overlaps by the
         stages of their halves.
 
-        Where no backward is split, a full one counts as input gradient; where a stage has none, as
-        the sum of its halves. What never runs alone counts as its overlaps do. Running a forward
-        again is `recompute`, part of none.
+        Where no backward is split, a full one counts as input gradient. Where a stage has no full
+        backward, it is the sum of its halves. An action that never runs alone takes as long as the
+        overlaps that it is in. The time to run a forward a second time is in `recompute` alone.
         """
         alone, paired, pairs = defaultdict(list), defaultdict(list), defaultdict(list)
         for _, item, start, end in (span for timeline in self.timelines for span in timeline.spans):

@@ -1,12 +1,12 @@
-"""One stage of the model on its rank, and the handshake at its boundary.
+"""One stage of the model on its rank, and what happens at its boundary.
 
 Autograd doesn't cross processes. So a stage detaches what it receives and marks it as a leaf that
-wants a gradient; its backward starts from the gradient that the next stage sent, and leaves the
-gradient to send back in that leaf.
+needs a gradient. The stage's backward starts from the gradient that the next stage sent, and leaves
+in that leaf the gradient to send back.
 
-In mixed precision by bfloat16, float32 crosses in it, both ways, and is float32 again in the leaf,
-and where autograd takes up the gradient. By float16 it crosses as it is: small gradients, which
-nobody scales here, would be lost.
+In mixed precision with bfloat16, float32 crosses as bfloat16 in both directions. It is float32
+again in the leaf and where autograd takes up the gradient. With float16 it crosses as float32,
+because nobody scales small gradients here and they would be lost.
 
 The last stage computes the loss, and any layer of any stage may add to it. A stage's own part of
 the loss is one more place from which its backward starts.
@@ -33,12 +33,13 @@ _heard: ContextVar[tuple[list[Tensor], bool] | None] = ContextVar("heard", defau
 
 
 def add_loss(loss: Tensor) -> None:
-    """Add to the loss, from inside a layer's forward on any stage: one number, such as a router's
+    """Add one number to the loss from inside a layer's forward on any stage, for example a router's
     balancing loss.
 
-    A microbatch's counts as much as its main loss does, so that the run takes the mean over
-    microbatches (the sum where the workload's `reduction` is "sum"). Without pplab, run the forward
-    inside `with listening() as added:` and add them yourself. RuntimeError where nobody adds it.
+    For each microbatch it counts as much as the main loss of that microbatch. So the run takes the
+    mean over microbatches (or the sum, if the workload's `reduction` is "sum"). Without pplab, run
+    the forward inside `with listening() as added:` and add the numbers yourself. Raises
+    RuntimeError if nobody adds it.
     """
     if loss.numel() != 1:
         raise ValueError(f"add_loss takes one number, got shape {tuple(loss.shape)}: take its mean")
@@ -57,7 +58,7 @@ def add_loss(loss: Tensor) -> None:
 
 @contextmanager
 def listening() -> Iterator[list[Tensor]]:
-    """A list of what layers add to the loss inside."""
+    """A context that gives the list of what layers inside it add to the loss."""
     added: list[Tensor] = []
     before = _heard.set((added, torch.is_grad_enabled()))
     try:
@@ -68,8 +69,8 @@ def listening() -> Iterator[list[Tensor]]:
 
 @dataclass
 class _Held:
-    """What a forward leaves for its backward. The output itself isn't among it: only its place in
-    the graph is.
+    """What a forward leaves for its backward. The output itself isn't kept, only its place in the
+    graph.
     """
 
     leaves: Tensors
@@ -79,13 +80,13 @@ class _Held:
 
 @dataclass(eq=False, repr=False)
 class Stage:
-    """A module as stage `index` of `num_stages`. The last stage also computes the loss. Its
-    gradient, and that of what layers add to it, starts from the microbatch's of `shares`: what its
-    loss counts for in the batch's.
+    """A module as stage `index` of `num_stages`. The last stage also computes the loss. The
+    gradient of the loss, and of what layers add to it, starts from the microbatch's entry in
+    `shares`, which is what its loss counts for in that of the batch.
 
-    `split`: whether a backward may come in two halves, I and W. `autocast`: the dtype to compute
-    in. Who counts what is kept sets `hold`: what it returns for a tensor lives as long as the
-    tensor is kept.
+    With `split`, a backward may come in two halves, I and W. `autocast` is the dtype to compute in.
+    `hold` is for counting what is kept: what it returns for a tensor lives as long as the tensor is
+    kept.
     """
 
     module: nn.Module
@@ -107,11 +108,11 @@ class Stage:
         self.around = Listeners(())
 
     def forward(self, microbatch: int, received: Tensors, batch: Batch) -> Tensors:
-        """Run the module on a microbatch; returns what the next stage needs, cut from the graph.
+        """Run the module on a microbatch, and return what the next stage needs, cut from the graph.
 
-        `received` is what the previous stage returned, each tensor (samples, ...), such as (B, T,
-        C); the first stage takes the batch's inputs instead. The last stage computes the loss and
-        returns nothing.
+        `received` is what the previous stage returned, where each tensor is (samples, ...), such as
+        (B, T, C). The first stage takes the batch's inputs instead. The last stage computes the
+        loss and returns nothing.
         """
         received = () if self.is_first else self.recast(received, torch.bfloat16, torch.float32)
         leaves = tuple(x.detach().requires_grad_(x.is_floating_point()) for x in received)
@@ -125,8 +126,8 @@ class Stage:
         return self.recast([x.detach() for x in outputs], torch.float32, torch.bfloat16)
 
     def compute(self, leaves: Tensors, batch: Batch) -> tuple[Tensors, Tensors]:
-        """The module's outputs, of which the last stage has none, and this stage's part of the
-        loss, where it has one.
+        """The module's outputs (the last stage has none), and this stage's part of the loss, if it
+        has one.
         """
         with autocast(batch.target.device, self.autocast), listening() as losses:
             given = batch.inputs if self.is_first else leaves
@@ -137,10 +138,10 @@ class Stage:
         return outputs, (sum(losses[1:], losses[0]),) if losses else ()
 
     def backward(self, microbatch: int, gradients: Tensors) -> Tensors:
-        """Accumulate the gradients of the weights; returns those of what was received.
+        """Accumulate the gradients of the weights, and return those of what was received.
 
-        One gradient for every floating-point tensor that crosses, of its shape. `gradients` are
-        those of the stage's outputs, which the last stage has none of.
+        There is one gradient, of the same shape, for every floating-point tensor that crosses.
+        `gradients` are those of the stage's outputs. The last stage has none.
         """
         held, loss = self.held.pop(microbatch), self.losses.get(microbatch)
         if loss is not None and self.shares[microbatch]:  # otherwise it may be no number
@@ -153,7 +154,9 @@ class Stage:
         return self.recast(found, torch.float32, torch.bfloat16)
 
     def recast(self, tensors: Sequence[Tensor], old: torch.dtype, new: torch.dtype) -> Tensors:
-        """What crosses the boundary, in another dtype where that is one of these."""
+        """Cast the tensors that cross the boundary from dtype `old` to `new`, under bfloat16 only.
+        Other dtypes stay.
+        """
         if self.autocast is not torch.bfloat16:
             return tuple(tensors)
         return tuple(x.to(new) if x.dtype is old else x for x in tensors)
@@ -170,7 +173,7 @@ class Stage:
             self.deferred.pending = None
 
     def backward_weight(self, microbatch: int) -> tuple[()]:
-        """Add the weights' gradients that `backward_input` left. Nobody waits for them."""
+        """Add the weights' gradients that `backward_input` left. No other rank waits for them."""
         accumulate(self.due.pop(microbatch))
         return ()
 
@@ -178,8 +181,8 @@ class Stage:
 def unclaimed_losses(
     module: nn.Module, roots: Sequence[Tensor], added: bool = False
 ) -> tuple[str, ...]:
-    """After a forward: the modules' attributes that are one number with a gradient, and which none
-    of `roots` is made of; unless something was `added`, also the configs of transformers that ask
+    """After a forward, the attributes of modules that are one number with a gradient and from which
+    none of `roots` is made. Unless something was `added`, also the configs of transformers that ask
     for routers' logits.
     """
     seen, ahead = set(), [root.grad_fn for root in roots]
@@ -199,7 +202,7 @@ def unclaimed_losses(
 
 
 def why_unclaimed(names: Sequence[str]) -> str:
-    """What is said of those."""
+    """The text about such attributes."""
     return (
         f"nobody adds what layers announce as a loss, in {', '.join(names[:3])}: let their forward "
         "call pplab.runtime.add_loss(x); if it is none, x.detach(), or output_router_logits=False"
@@ -207,11 +210,13 @@ def why_unclaimed(names: Sequence[str]) -> str:
 
 
 def roots_of(outputs: Tensors) -> list[GradientEdge | None]:
-    """Where the gradients of floating-point tensors enter the graph; None for one without any."""
+    """Where the gradients of floating-point tensors enter the graph, or None for a tensor without a
+    gradient.
+    """
     floating = [x for x in outputs if x.is_floating_point()]
     return [get_gradient_edge(x) if x.requires_grad else None for x in floating]
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager:
-    """Compute in `dtype` where that is safe, or as the weights are when it is None."""
+    """Compute in `dtype` where that is safe, or in the weights' dtype when it is None."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

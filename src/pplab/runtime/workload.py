@@ -1,4 +1,4 @@
-"""What a pipeline trains: stages of a model, batches and a loss. The runtime asks for no more than
+"""What a pipeline trains: stages of a model, batches and a loss. The runtime needs nothing beyond
 this.
 """
 
@@ -22,10 +22,11 @@ Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name the
 
 @dataclass(frozen=True)
 class Batch:
-    """What the ranks see of a batch. Every tensor's first dimension is the batch's.
+    """A batch as the ranks see it. The first dimension of every tensor is that of the batch.
 
-    `inputs` go to the first stage, `context` (an attention mask, say) to every stage as keywords,
-    `target` to the loss.
+    `inputs` is a tuple of tensors for the first stage, and `target` is the tensor for the loss.
+    `context`, for example an attention mask, maps names to tensors that every stage gets as
+    keywords.
     """
 
     inputs: Tensors
@@ -33,8 +34,8 @@ class Batch:
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
     def microbatches(self, num_microbatches: int) -> list[Batch]:
-        """Cut the batch into equal microbatches, as a subclass needn't do; ValueError when it
-        doesn't divide.
+        """Cut the batch into equal microbatches. A subclass may cut differently. Raises ValueError
+        when the batch can't be divided equally.
         """
         samples = len(self.target)
         check_divides(samples, num_microbatches)
@@ -46,19 +47,19 @@ class Batch:
         return self.each(lambda x: x.to(device))
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with every tensor changed."""
+        """The batch with `change` applied to every tensor."""
         inputs = tuple(change(x) for x in self.inputs)
         context = {name: change(x) for name, x in self.context.items()}
         return replace(self, inputs=inputs, target=change(self.target), context=context)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them, in one order for all ranks."""
+        """All tensors, in the same order on all ranks."""
         return [*self.inputs, self.target, *(x for _, x in sorted(self.context.items()))]
 
     def digest(self) -> int:
-        """A number that tells batches apart, by all bits of the elements: some thousand of a large
-        tensor.
+        """A number that distinguishes batches by all bits of their elements, or of some thousand
+        elements of a large tensor.
         """
         found = 0
         for x in self.tensors:
@@ -69,18 +70,18 @@ class Batch:
 
 
 class EndOfBatches(ValueError):
-    """What `Workload.batch` raises for a step that has no batch: the run ends before it, on all
-    ranks.
+    """Raise this in `Workload.batch` for a step that has no batch. The run then ends before that
+    step on all ranks.
     """
 
 
 class Workload(ABC):
-    """A model, its data and its loss, described so that every rank can make its own part: what you
-    inherit from.
+    """A model, its data and its loss, described so that every rank can make its own part. Inherit
+    from this class.
 
     All ranks see the same batches, and a parameter has the same value and name whatever the number
-    of stages. Must be picklable. `build_stage`, `build_whole`, `batch` and `loss` are yours to
-    write, with a `name` and a `batch_size`.
+    of stages. A workload must be picklable. You write `build_stage`, `build_whole`, `batch` and
+    `loss`, and give it a `name` and a `batch_size`.
     """
 
     name: str
@@ -94,8 +95,8 @@ class Workload(ABC):
     overlap: Callable | None = None
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError when the model can't be cut into `num_stages` stages: it has fewer
-        layers.
+        """Raise ValueError when the model can't be cut into `num_stages` stages, because it has
+        fewer layers.
         """
         most = self.num_layers
         if most is not None and num_stages > most:
@@ -103,37 +104,40 @@ class Workload(ABC):
 
     @abstractmethod
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """The module of one stage: called with the first stage's inputs or the previous stage's
-        outputs.
+        """Build the module of one stage. It is called with the first stage's inputs or the outputs
+        of the previous stage.
         """
 
     @abstractmethod
     def build_whole(self) -> nn.Module:
-        """The model in one piece, for comparison with one process."""
+        """Build the model in one piece, to compare a run with one process."""
 
     @abstractmethod
     def batch(self, step: int) -> Batch:
-        """The batch of a training step."""
+        """Return the batch of a training step."""
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The mean loss over the samples of `output`; their sum where `reduction` is "sum"."""
+        """Return the mean loss over the samples of `output`, or their sum if `reduction` is
+        "sum".
+        """
 
     def tied(self, num_stages: int) -> Mapping[str, Places]:
-        """Weights that several of `num_stages` stages keep: (stage, name there), by the name in the
-        whole.
+        """Return the weights that several of `num_stages` stages keep: for each name in the whole
+        model, the (stage, name in that stage) pairs.
         """
         return {}
 
     def weight(self, batch: Batch) -> float:
-        """What a microbatch's mean loss counts for among those of its batch: samples; where the
-        loss is a mean over tokens, return how many of `batch.target` it takes.
+        """How much a microbatch's mean loss counts among those of its batch. By default it is the
+        number of samples. If the loss is a mean over tokens, return how many of `batch.target` it
+        takes.
         """
         return len(batch.target)
 
 
 def check_workload(given: object) -> None:
-    """Raise ValueError unless it is a Workload, and nothing else has the name of something that a
+    """Raise ValueError unless it is a Workload, and none of its attributes hides a method that a
     run calls.
     """
     kind = type(given).__name__
@@ -156,8 +160,8 @@ def check_workload(given: object) -> None:
 def names_in_whole(
     workload: Workload, modules: Mapping[int, nn.Module], num_stages: int
 ) -> dict[nn.Parameter, str]:
-    """The name in the whole model of every parameter of these stages. ValueError for a tied weight
-    that isn't there.
+    """The name in the whole model of every parameter of these stages. Raises ValueError for a tied
+    weight that isn't there.
     """
     own = {(s, name): p for s, module in modules.items() for name, p in module.named_parameters()}
     also = {}
@@ -174,21 +178,22 @@ def names_in_whole(
 
 
 def loss_shares(workload: Workload, microbatches: Sequence[Batch]) -> list[float]:
-    """What the microbatches' losses count for in that of the batch: their weights' shares of a
-    mean, all of a sum.
+    """What share the loss of each microbatch has in the loss of the batch: its part of the weights
+    for a mean, and 1 for a sum.
     """
     if workload.reduction == "sum":
         return [1] * len(microbatches)
     weights = [float(workload.weight(each)) for each in microbatches]
     if not (min(weights) >= 0 and 0 < sum(weights) < inf):
         raise ValueError(
-            f"weights of microbatches must be at least 0, and not all 0 (no label?), got {weights}"
+            f"weights of microbatches must be at least 0, and not all 0, got {weights}: give the "
+            "batch targets that count, or correct the workload's weight()"
         )
     return [weight / sum(weights) for weight in weights]
 
 
 def as_tuple(output: Tensor | Sequence[Tensor]) -> Tensors:
-    """A stage's output as a tuple of tensors; TypeError for anything else."""
+    """A stage's output as a tuple of tensors. Raises TypeError for anything else."""
     items = (output,) if isinstance(output, Tensor) else output
     if isinstance(items, tuple | list) and items and all(isinstance(x, Tensor) for x in items):
         return tuple(items)
@@ -203,5 +208,5 @@ def check_divides(batch_size: int, num_microbatches: int) -> None:
         fits = [m for m in range(1, min(batch_size, 10_000) + 1) if batch_size % m == 0]
         raise ValueError(
             f"a batch of {batch_size} doesn't divide into {num_microbatches} equal microbatches: "
-            f"use {', '.join(map(str, fits))} microbatches, or another batch size"
+            f"use {', '.join(map(str, fits))} microbatches, or change the batch size"
         )

@@ -1,8 +1,8 @@
-"""Pictures of ideas, drawn from the numbers that they show: what chapters say before a Gantt chart
-says when.
+"""Pictures of ideas, drawn from the numbers that they show, for the places where a chapter explains
+an idea before a Gantt chart shows its times.
 
-Each takes its sizes, ranks and gigabytes as arguments and returns the Axes, whose label is the
-picture in a sentence. They are so narrow, and their letters so large, that a phone shows them
+Each takes its sizes, ranks and gigabytes as arguments and returns the Axes, whose label describes
+the picture in a sentence. They are so narrow, and their letters so large, that a phone shows them
 whole.
 """
 

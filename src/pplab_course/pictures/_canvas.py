@@ -1,5 +1,5 @@
-"""What the pictures share: a canvas on which a unit is a point, one size of letters, one weight of
-lines.
+"""Common parts of the pictures: a canvas on which a unit is a point, one size of letters, one
+weight of lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GREY = palette.IDLE  # for arrows, whose heads would show twice through their sh
 
 
 def canvas(height: float, says: str) -> Axes:
-    """Bare axes, WIDTH by `height` points, in a figure of that size; `says` is their label."""
+    """Bare axes, WIDTH by `height` points, in a figure of that size. `says` becomes their label."""
     import matplotlib.pyplot as plt
 
     ax = plt.figure(figsize=(WIDTH / 72, height / 72)).add_axes((0, 0, 1, 1))
@@ -38,7 +38,7 @@ def canvas(height: float, says: str) -> Axes:
 
 
 def say(ax: Axes, x: float, y: float, text: str, **style: object) -> None:
-    """Letters around a point, or from it on (`ha="left"`)."""
+    """Letters around a point, or starting there (`ha="left"`)."""
     ax.text(
         x,
         y,
@@ -48,14 +48,14 @@ def say(ax: Axes, x: float, y: float, text: str, **style: object) -> None:
 
 
 def box(ax: Axes, x: float, y: float, width: float, height: float, **style: object) -> None:
-    """A rectangle from its lower left corner on."""
+    """A rectangle, given its lower left corner."""
     from matplotlib.patches import Rectangle
 
     ax.add_patch(Rectangle((x, y), width, height, **{"lw": 0, "fc": STATE, **style}))
 
 
 def frame(ax: Axes, x: float, y: float, width: float, height: float, **style: object) -> None:
-    """An empty one."""
+    """An empty rectangle."""
     box(ax, x, y, width, height, **{"fc": "none", "ec": EDGE, "lw": LINE, **style})
 
 
@@ -94,7 +94,7 @@ def spot(ax: Axes, x: float, y: float, radius: float, **style: object) -> None:
 
 
 def number(amount: float) -> str:
-    """An amount to one decimal, without one where that is nought: 40.9, 80, 144.5."""
+    """An amount with one decimal, or none if that is 0: 40.9, 80, 144.5."""
     return f"{round(amount, 1):.10g}"
 
 
@@ -111,6 +111,6 @@ def named_bytes(amount: float) -> str:
 
 
 def listed(amounts: object) -> str:
-    """Amounts as a sentence lists them."""
+    """Amounts as a list in a sentence."""
     texts = [amount if isinstance(amount, str) else number(amount) for amount in amounts]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"

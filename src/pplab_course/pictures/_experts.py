@@ -1,4 +1,6 @@
-"""A layer of experts on several GPUs: where every token's copies go, and that they come back."""
+"""A layer of experts on several GPUs: where the copies of every token go, and how they come
+back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ROUTES = ((0, 2), (1, 3), (0, 3), (1, 2))
 def experts() -> Axes:
     """Draw a layer whose four experts are spread over two GPUs, with two tokens on each of them.
 
-    `ROUTES` says for every token which experts it uses. Copies that leave their GPU are blue.
+    `ROUTES` lists the experts of every token. Copies that leave their GPU are blue.
     """
     routes, gpus, count = ROUTES, 2, 4
     each, here = len(routes) // gpus, count // gpus
@@ -85,7 +87,7 @@ def experts() -> Axes:
 
 
 def _copy(ax: Axes, token: float, expert: float, leaves: bool) -> None:
-    """One copy's way to its expert, and back."""
+    """The way of one copy to its expert and back."""
     look = {"ec": BLUE, "lw": 1.8 * LINE} if leaves else {}
     line(ax, (token, _TOKENS - _RADIUS), (expert, _EXPERTS + _BOX / 2), **look)
     line(ax, (expert, _EXPERTS - _BOX / 2), (token, _SUMS + _RADIUS), **look)

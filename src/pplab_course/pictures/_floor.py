@@ -1,5 +1,5 @@
-"""The floor of GPipe and 1F1B, as a receipt: the last rank's work, the way down to it and the way
-up from it.
+"""The floor of GPipe and 1F1B as a receipt: the way down to the last rank, its work, and the way up
+from it.
 """
 
 from __future__ import annotations

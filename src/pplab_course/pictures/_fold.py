@@ -1,4 +1,4 @@
-"""DualPipe's ranks with the ways of its microbatches, cut in the middle: what is left is a V."""
+"""DualPipe's ranks with the ways of its microbatches, cut in the middle, so that a V is left."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _TOP = 44  # for what enters
 
 
 def fold(num_ranks: int = 4) -> Axes:
-    """Draw the ways of forwards in a DualPipe on an even number of ranks, and in the V that its
-    upper half is.
+    """Draw the ways of forwards in a DualPipe on an even number of ranks, and in the V that is its
+    upper half.
     """
     if num_ranks < 2 or num_ranks % 2:
         raise ValueError(f"expected an even number of ranks, which have a middle, got {num_ranks}")
@@ -52,7 +52,9 @@ def fold(num_ranks: int = 4) -> Axes:
 
 
 def _rank(ax: Axes, x: float, top: float, left: int, right: int, gone: bool = False) -> None:
-    """A rank with its two stages: of those that go down, and of those that go up."""
+    """A rank with two stages, one for the microbatches that go down and one for those that go
+    up.
+    """
     for place, stage in enumerate((left, right)):
         at = x + place * _WIDE / 2
         box(ax, at, top - _HIGH, _WIDE / 2, _HIGH, fc=FAINT if gone else STATE)
@@ -61,7 +63,7 @@ def _rank(ax: Axes, x: float, top: float, left: int, right: int, gone: bool = Fa
 
 
 def _ways(ax: Axes, left: float, tops: list[float], height: float) -> tuple[float, float]:
-    """Arrows down and up through these ranks, from and to above them; where these are."""
+    """Arrows down and up through these ranks, from and to above them, and where these are."""
     down, up = left + _WIDE * 0.25, left + _WIDE * 0.75
     bottom = height - 20
     for top in tops:

@@ -1,4 +1,4 @@
-"""Autograd's graph, cut: who has gradients after each line of the handshake."""
+"""Autograd's graph, cut in two: which parts have gradients after each line of the handshake."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def handshake(lines: Sequence[str] = _LINES) -> Axes:
 
 
 def _strings(ax: Axes, y: float, step: int) -> None:
-    """Both strings after a step: the front's from the input to `sent`, the back's from `received`
-    to the loss.
+    """Both strings after a step: the front's from the input to `sent`, and the back's from
+    `received` to the loss.
     """
     left, right = (WIDTH - _GAP) / 2, (WIDTH + _GAP) / 2
     line(ax, (WIDTH / 2, y - 14), (WIDTH / 2, y + 14), ls=_DASHED)

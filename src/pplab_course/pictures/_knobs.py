@@ -1,4 +1,4 @@
-"""The three decisions of which every schedule is a setting."""
+"""The three decisions that make up every schedule."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _LONGEST = 16  # letters that a knob is wide
 def knobs(
     schedule: Schedule, *, cut: Sequence[int] | None = None, words: Sequence[str] = ()
 ) -> Axes:
-    """Draw a schedule as a setting of three knobs: where to cut the model, on which rank each piece
-    is, what runs next.
+    """Draw a schedule as a setting of three knobs: where to cut the model, which rank holds each
+    piece, and what runs next.
 
-    `cut` are the layers of each stage, equal without it. `words` are what the three drawings are
-    called, if not what the schedule itself says.
+    `cut` gives the layers of each stage, by default equal. `words` replaces the names of the three
+    drawings, which otherwise come from the schedule.
     """
     cut = list(cut) if cut is not None else [1] * schedule.num_stages
     if len(cut) != schedule.num_stages:
@@ -97,7 +97,7 @@ def _grid(ax: Axes, x: float, y: float, schedule: Schedule) -> None:
 
 
 def _rows(ax: Axes, x: float, y: float, schedule: Schedule) -> None:
-    """The actions of every rank, in order; of a long row the first, and dots that say so."""
+    """The actions of every rank, in order. A long row ends in dots."""
     longest = max(map(len, schedule.rows))
     shown, room = min(_MOST, longest), _CELL - _MORE * (longest > _MOST)
     wide, high = room / shown, _UP / schedule.num_ranks

@@ -1,5 +1,5 @@
-"""Microbatches that a stage holds, one under the other: how many are held at one moment, and why no
-more can be.
+"""The microbatches that a stage holds, one below the other: how many it holds at one moment, and
+why there can't be more.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _LEFT, _ABOVE, _BELOW = 92, 46, 26
 
 
 def lives(lifespan: float, interval: float, microbatches: int = 6) -> Axes:
-    """Draw how long a stage holds each microbatch, a new one every `interval`, and which it holds
-    when the last microbatch but one starts: then as many are held as ever.
+    """Draw how long a stage holds each microbatch, with a new one every `interval`, and which ones
+    it holds when the last but one starts, because then it holds as many as it ever does.
     """
     lifespan, interval = number("lifespan", lifespan), number("interval", interval)
     M = positive_int("microbatches", microbatches)
@@ -56,7 +56,7 @@ def lives(lifespan: float, interval: float, microbatches: int = 6) -> Axes:
 
 
 def _measure(ax: Axes, left: float, right: float, y: float, text: str) -> None:
-    """A length with what it is above it."""
+    """A length, with its meaning above it."""
     arrow(ax, ((left + right) / 2, y), (left, y), colour=GREY)
     arrow(ax, ((left + right) / 2, y), (right, y), colour=GREY)
     say(ax, (left + right) / 2, y + 14, text)

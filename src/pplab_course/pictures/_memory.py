@@ -1,4 +1,6 @@
-"""What ranks hold, against what a card has: state, and a brick for every microbatch in flight."""
+"""What ranks hold, compared with what a card has: state, and a brick for every microbatch in
+flight.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,14 @@ def what_is_held(
     ghosts: Mapping[str, Sequence[int]] | None = None,
     ghosts_are: str = "",
 ) -> Axes:
-    """Draw what every rank holds at its fullest, a column per schedule, side by side under a line
+    """Draw the most that every rank holds, a column per schedule, next to each other under a line
     at `budget`.
 
-    `state[r]` and `per_microbatch[r]` are rank r's, in GB; `in_flight[name][r]` is of how many
-    microbatches it keeps the activations at once under a schedule: each is a brick. `ghosts` are
-    such numbers for some of the schedules in another case, say with more microbatches, as
-    `ghosts_are` says: dashed, and cut off where they would dwarf the rest.
+    `state[r]` and `per_microbatch[r]` are rank r's, in GB. `in_flight[name][r]` is the number of
+    microbatches whose activations it keeps at once under a schedule, and each is a brick. `ghosts`
+    are such numbers for some of the schedules in a different case, for example with more
+    microbatches, which `ghosts_are` names. They are dashed, and cut off where they would dwarf the
+    rest.
     """
     ghosts = {**in_flight, **(ghosts or {})}
     for name, counts in [*in_flight.items(), *ghosts.items()]:
@@ -97,12 +100,12 @@ def more_microbatches(
     counts: Sequence[int],
     budget: float,
 ) -> Axes:
-    """Draw two experiments on a rank that does all forwards first: thinner microbatches, and more
+    """Draw two experiments on a rank that runs all forwards first: thinner microbatches, and more
     of them.
 
-    `state` is the rank's, `sequence` what a sequence's activations take there, both in GB. Left,
-    `sequences` sequences are cut into each of `cuts` microbatches, and the columns are equal; right
-    stand `counts` microbatches of one sequence each.
+    `state` is the rank's, and `sequence` is what a sequence's activations take there, both in GB.
+    On the left, `sequences` sequences are cut into each of `cuts` microbatches, and the columns are
+    equal. On the right are `counts` microbatches of one sequence each.
     """
     if wrong := [cut for cut in cuts if cut < 1 or sequences % cut]:
         raise ValueError(
@@ -147,7 +150,7 @@ def _column(
     budget: float,
     fill: str,
 ) -> None:
-    """State, and a brick for each of `bricks`, red where it is over the line."""
+    """State, and a brick for each of `bricks`. A brick over the line is red."""
     box(ax, x, _BASE, width, state * scale)
     held = state
     for brick in bricks:
@@ -159,8 +162,8 @@ def _column(
 
 
 def _sum(ax: Axes, x: float, total: float, budget: float, scale: float, fill: str) -> None:
-    """What a column comes to, above it, or inside where it would lie on the line; whole, unless
-    that hides a miss.
+    """The sum of a column, above it, or inside it where it would lie on the line. It is a whole
+    number, unless rounding would hide that it doesn't fit.
     """
     top, text = (
         _BASE + total * scale,
@@ -173,7 +176,7 @@ def _sum(ax: Axes, x: float, total: float, budget: float, scale: float, fill: st
 
 
 def _ghost(ax: Axes, x: float, width: float, total: float, ghost: float, scale: float) -> None:
-    """What a column would be otherwise, with an arrow where that leaves the picture."""
+    """The column in the other case, with an arrow where it leaves the picture."""
     low, top = _BASE + total * scale, _BASE + _UP + _GHOST
     high = min(_BASE + ghost * scale, top)
     corners = [(x, low + 2), (x, high), (x + width, high), (x + width, low + 2)]

@@ -1,4 +1,4 @@
-"""The model, cut: where its pieces go, and what crosses between two of them."""
+"""The model, cut into pieces, and what crosses between two of them."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def cut_model(
     """Draw a model of sum(cut) layers as a bar that is longer than a card, and cut into stages that
     fit.
 
-    `cut[r]` is how many layers rank r gets, `state[r]` what they, with embedding or head, take
-    there (weights, gradients and the optimizer's state, in GB), `budget` what a card has.
+    `cut[r]` is the number of layers of rank r. `state[r]` is what they take there, with embedding
+    or head (weights, gradients and the optimizer's state, in GB). `budget` is what a card has.
     `message_bytes` cross a boundary for a microbatch, each way.
     """
     if len(cut) != len(state):
@@ -111,11 +111,11 @@ def cut_model(
 
 
 def crossing(shape: Sequence[int], bytes_per_value: float, layers: tuple[int, int]) -> Axes:
-    """Draw what crosses the boundary of two ranks for one microbatch: an activation down, its
+    """Draw what crosses the boundary of two ranks for one microbatch: an activation down, and its
     gradient up.
 
-    They have one shape. `layers` are how many the two ranks have, from layer 0 on; a message takes
-    prod(shape) * bytes_per_value bytes.
+    Both have the same shape. `layers` is the number of layers of each of the two ranks, from layer
+    0 on. A message takes prod(shape) * bytes_per_value bytes.
     """
     size, text = (
         named_bytes(prod(shape) * bytes_per_value),

@@ -1,5 +1,5 @@
-"""A forward and a backward of a layer of experts on two streams: one after the other, and beside
-each other.
+"""A forward and a backward of a layer of experts on two streams: one after the other, and at the
+same time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def pair(
 ) -> Axes:
     """Draw what a layer computes and sends in a forward and a backward, in one order or in several.
 
-    So long take attention and experts in a forward, twice as long in a backward, and each of the
-    two all-to-alls.
+    The times are those of attention and experts in a forward, which take twice as long in a
+    backward, and of each of the two all-to-alls.
     """
     charts = [streams(order, attention, network, experts) for order in orders]
     titles = [
@@ -83,8 +83,8 @@ def _end(pieces: Sequence[Piece], kinds: str = "fbw") -> float:
 
 
 def _said(pieces: Sequence[Piece], unit: str) -> str:
-    """How long it takes, and what stands still; or when the gradient can leave, where weights come
-    later.
+    """How long it takes, and how long the GPU pauses, or where weights come later, when the
+    gradient can leave.
     """
     lasts = f"{number(_end(pieces))} {unit}, "
     if pieces[-1][0] == "w":
@@ -96,8 +96,8 @@ def _said(pieces: Sequence[Piece], unit: str) -> str:
 def streams(
     order: str, attention: float, network: float, experts: float, layers: int = 1
 ) -> list[Piece]:
-    """When every piece of so many layers runs: when its stream is free and the piece before it of
-    its half is done.
+    """When every piece of so many layers runs, which is when its stream is free and the piece
+    before it in its half is done.
     """
     takes, split = {"A": attention, "E": experts, "D": network, "C": network}, "w" in ORDERS[order]
     at = dict.fromkeys((COMPUTE, NETWORK, "f", "b", "w"), 0.0)

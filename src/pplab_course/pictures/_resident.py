@@ -1,5 +1,5 @@
-"""One GPU's streams in a step: what computes, and the transfers that are on the GPU while they wait
-for their peer.
+"""The streams of one GPU in a step: its computation, and the transfers that are on the GPU while
+they wait for their peer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LEFT, _BAR, _ROW = 82, 24, 34  # points
 
 
 def resident(schedule: Schedule, rank: int = 0) -> Axes:
-    """Draw what is on `rank`'s GPU when: its actions, at the default costs, and a row for each
+    """Draw what is on `rank`'s GPU over time: its actions, at the default costs, and a row for each
     channel of a transfer.
 
-    A receive is there from when it can start, behind what was enqueued before it, until its message
-    has come; only in the last half unit of that does anything move. Sends aren't drawn: here their
-    receives are posted before them.
+    A receive is there from the time when it can start, behind everything that was enqueued before
+    it, until its message has come. Only in the last half unit of that does anything move. Sends
+    aren't drawn, because their receives are posted before them here.
     """
     message = 0.5
     timeline = simulate(schedule, Costs(latency=message))

@@ -1,4 +1,6 @@
-"""A sequence cut into slices: what each reads of the ones before it, where attention is causal."""
+"""A sequence cut into slices: what each slice reads of those before it, where attention is
+causal.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ _TOP, _LEFT, _SIDE, _BASE = 34, 62, 200, 34  # points
 
 
 def sliced_attention(slices: int) -> Axes:
-    """Draw whom each token of a sequence looks at, in `slices` equal slices, with each slice's
-    share of that work.
+    """Draw which tokens each token of a sequence looks at, in `slices` equal slices, with each
+    slice's share of that work.
     """
     from matplotlib.patches import Polygon
 

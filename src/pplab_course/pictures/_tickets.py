@@ -41,8 +41,8 @@ def tickets(timeline: Timeline, at: float, latency: float = 0, *, turn: int | No
     queue before rank 0.
 
     The timeline's schedule has one stage per rank and whole backwards. `latency` is how long a
-    message takes, in the timeline's unit: with it, a ticket on a wire lies as far along as its
-    message is. An arrow under the rank `turn` marks the shorter loop from rank 0 to it and back.
+    message takes, in the timeline's unit, so that a ticket on a wire lies where its message is. An
+    arrow under the rank `turn` marks the shorter loop from rank 0 to it and back.
     """
     schedule = timeline.schedule
     if schedule.num_stages != schedule.num_ranks or schedule.copies > 1:
@@ -87,7 +87,7 @@ Place = tuple[int, Kind, float | str]
 
 
 def _places(timeline: Timeline, at: float, latency: float) -> dict[int, Place | None]:
-    """Where every microbatch is that isn't done: None where it hasn't begun."""
+    """Where every microbatch is that isn't done, or None where it hasn't begun."""
     spans: dict[int, list[Span]] = defaultdict(list)
     for span in sorted(timeline.spans, key=lambda span: span.start):
         spans[span.action.microbatch].append(span)
@@ -114,7 +114,7 @@ def _places(timeline: Timeline, at: float, latency: float) -> dict[int, Place | 
 
 
 def _station(ax: Axes, rank: int, y: float, works: bool, last: bool, turns: bool) -> None:
-    """A rank, striped while it is idle, and the wires to the next one."""
+    """A rank, which is striped while it is idle, and the wires to the next one."""
     x, width = _DOWN - 26, _UP - _DOWN + 52
     for style in [{"fc": FAINT}] if works else idle_styles("inner"):
         box(ax, x, y, width, _HIGH, **style)
@@ -151,7 +151,7 @@ def _spot(place: Place, top: float, ranks: int) -> tuple[float, float]:
 def _row(
     ax: Axes, x: float, y: float, side: int, microbatches: list[int], kind: Kind | None
 ) -> None:
-    """Tickets beside one another, as many as there is room for; None is those that don't ride
+    """Tickets next to each other, as many as there is room for. None are those that don't ride
     yet.
     """
     step = 2 * _RADIUS + 2

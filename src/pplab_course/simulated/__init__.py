@@ -1,11 +1,11 @@
-"""A reader's file on simulated ranks: it runs where no torch is, such as in the book's page, and
-tells why it hangs.
+"""Run a reader's file on simulated ranks. This works without torch, for example in the book's page,
+and explains why a file hangs.
 
-For chapters 2 to 4. `run` is for checkers: what it returns looks as if processes had run the file.
-The same file runs unchanged with torch: `tensors` and `modules` are a stand-in for the parts of
-torch that such files use, and `messages` is one for torch.distributed. They tell by name what they
-lack. `replay` runs the ranks, `telling` says what came of it, and `player` shows it to be stepped
-through. All of it is pure Python, without threads.
+Chapters 2 to 4 use it. `run` is for checkers, because what it returns looks as if processes had run
+the file. The same file runs unchanged with torch. `tensors` and `modules` are a stand-in for the
+parts of torch that such files use, and `messages` is one for torch.distributed. If a part is
+missing, the error names it. `replay` runs the ranks, `telling` explains the result, and `player`
+lets a reader step through it. All of it is pure Python, without threads.
 """
 
 from __future__ import annotations
@@ -32,5 +32,5 @@ def run(file: str | Path, ranks: int, **settings: object) -> Ran:
 
 
 def why_it_hangs(file: str | Path, ranks: int, **settings: object) -> str:
-    """Why the file hangs, in words; nothing where it doesn't hang on simulated ranks."""
+    """Why the file hangs, in words, or "" if it doesn't hang on simulated ranks."""
     return str(hang(replayed(file, ranks, **settings)) or "")

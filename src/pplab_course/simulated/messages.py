@@ -1,4 +1,4 @@
-"""The stand-in's torch.distributed: sends and receives that wait for each other as gloo's do, and
+"""The stand-in's torch.distributed: sends and receives that wait for each other like gloo's, and
 barriers.
 """
 
@@ -13,7 +13,7 @@ from .tensors import Tensor, lacks
 
 
 class Work:
-    """What isend and irecv return."""
+    """The result of isend and irecv."""
 
     def __init__(self, rank: Rank, message: Message, tensor: Tensor):
         self.rank, self.message, self.tensor, self.is_done = rank, message, tensor, False
@@ -33,7 +33,7 @@ class Work:
 
 def fill(tensor: Tensor, asked: Message, rank: Rank) -> None:
     """Write the message that has come into the tensor's memory. As under gloo, it may be shorter,
-    and not longer.
+    but not longer.
     """
     sent = asked.match
     if len(sent.numbers) > tensor.numel():
@@ -52,7 +52,7 @@ def fill(tensor: Tensor, asked: Message, rank: Rank) -> None:
 
 
 def in_line(message: Message) -> str:
-    """Where a message was posted, behind other words."""
+    """The line where a message was posted, after other words."""
     return f" in line {message.stack[0][1]}" if message.stack else ""
 
 
@@ -72,7 +72,7 @@ class P2POp:
 
 
 def checked(rank: Rank, tensor: object, peer: int, kind: str) -> None:
-    """Raise an error for a peer that isn't there, and for what is no tensor."""
+    """Raise an error for a peer that doesn't exist, or for something that isn't a tensor."""
     does, count = "sends to" if kind == "send" else "receives from", len(rank.replay.ranks)
     if not 0 <= peer < count:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The stand-in's `torch`: modules, losses, optimizers, and the names under which a reader's file
 asks for them.
 
-`stand_in` makes the modules that the file imports. What isn't there is told by its name.
+`stand_in` makes the modules that the file imports. If one lacks something, the error names it.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class no_grad:  # noqa: N801 (as torch calls it)
 
 
 class StandIn(types.ModuleType):
-    """A module that tells by name what it lacks."""
+    """A module whose errors name what it lacks."""
 
     def __init__(self, name: str, /, **things: object):
         super().__init__(name)

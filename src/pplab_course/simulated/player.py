@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 class Debugger:
-    """A run of a file, to be shown: in a notebook or the page as a frame, elsewhere as words."""
+    """A run of a file to look at, in a notebook or the page as a frame, and elsewhere as words."""
 
     def __init__(self, path: Path, ranks: int, **settings: object):
         self.path, self.settings = path, settings
@@ -48,8 +48,8 @@ class Debugger:
         )
 
     def link(self) -> str:
-        """The file and its settings as the end of an address of the book's page, which runs it
-        again.
+        """The file and its settings as the end of an address of the book's page, which runs the
+        file again.
         """
         if pplab_course.has_processes:
             return ""
@@ -79,7 +79,7 @@ def debug(file: str | Path, ranks: int = 2, **settings: object) -> Debugger | Ve
 
 
 def judged(run: Replay, path: Path) -> Verdict:
-    """What the checkers say of the run, whatever its order."""
+    """The checkers' verdict on the run, whatever its order."""
     try:
         check_run(record(run), path)
     except Wrong as error:
@@ -88,7 +88,7 @@ def judged(run: Replay, path: Path) -> Verdict:
 
 
 def _plain(run: Replay, verdict: Verdict) -> dict:
-    """The run in lists, for the player."""
+    """The run as lists, for the player."""
     # causes stay before what follows
     found, order = hang(run), sorted(run.events, key=lambda event: event.time)
     posted = {event.number: at for at, event in enumerate(order) if event.kind == "post"}

@@ -1,9 +1,9 @@
-"""A file on several simulated ranks, one after the other in one thread.
+"""Run a file on several simulated ranks, one after the other in one thread.
 
-A rank runs until it would wait. Then `Blocked` unwinds it, and when what it waits for has come, it
-runs again from its start: its log answers what it did before (messages, waits),
-`tensors.remembered` answers what it computed, and only behind that is it live. Times are virtual:
-`time.sleep` moves a rank's clock, and computing takes no time.
+A rank runs until it would wait. Then `Blocked` unwinds it. When what it waits for has come, it runs
+again from its start. Its log answers what it did before (messages, waits), and `tensors.remembered`
+answers what it computed. Only after that is it live. Times are virtual: `time.sleep` moves a rank's
+clock, and computing takes no time.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ Stack = list[tuple[str, int]]  # functions and lines of the reader's file, the i
 
 
 class Blocked(BaseException):
-    """Unwinds a rank that would wait."""
+    """Raised to unwind a rank that would wait."""
 
 
 class TooMuch(BaseException):
-    """Ends a file that goes on for too long."""
+    """Raised to end a file that runs for too long."""
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class Message:
 
 @dataclass
 class Wait:
-    """What a rank stands still for: its message, or a meeting of all ranks."""
+    """Something for which a rank stands still: its message, or a meeting of all ranks."""
 
     what: str
     message: Message | None
@@ -70,7 +70,7 @@ class Wait:
 
 @dataclass
 class Event:
-    """Something that a rank did; `start` differs from `time` where it took some."""
+    """Something that a rank did. `start` differs from `time` if it took some time."""
 
     rank: int
     time: float
@@ -136,14 +136,14 @@ class Rank(tensors.Computing):
 
     # ---- events
     def event(self, kind: str, number: int | None = None, start: float | None = None) -> None:
-        """Note for the player what a live rank does."""
+        """Note what a live rank does, for the player."""
         if self.is_live and not self.is_unwinding:
             lines = [line for _, line in self.replay.stack()]
             began = self.clock if start is None else start
             self.replay.events.append(Event(self.number, self.clock, kind, lines, number, began))
 
     def answer(self, asked: tuple, live: Callable) -> object:
-        """What the log says of this event, or what `live` does now."""
+        """The log's answer to this event, or the result of `live` now."""
         self.check()
         at, self.events = self.events, self.events + 1
         if at == len(self.log):
@@ -158,7 +158,7 @@ class Rank(tensors.Computing):
         return answer
 
     def go_live(self) -> None:
-        """From here on its lines are watched, in all calls that it is in."""
+        """From here on, watch the rank's lines, in all calls that it is in."""
         if not self.is_live:
             self.is_live = True
             frame = sys._getframe(1)
@@ -169,7 +169,7 @@ class Rank(tensors.Computing):
             sys.settrace(self.replay.watch)
 
     def wait(self, wait: Wait, ready: Callable[[], float | None]) -> None:
-        """Stand still until `ready` gives the time from which on the rank goes on."""
+        """Stand still until `ready` gives the time at which the rank goes on."""
 
         def live() -> None:
             number, done = wait.message and wait.message.number, ready()
@@ -212,11 +212,11 @@ class Replay:
         self.run()
 
     def line(self, number: int) -> str:
-        """A line's code, without a comment behind it."""
+        """A line's code, without a comment after it."""
         return linecache.getline(self.name, number).split("  #")[0].strip()
 
     def stack(self) -> Stack:
-        """Where in the file its rank is now."""
+        """Where in the file the current rank is."""
         frame, found = sys._getframe(1), []
         while frame:
             if frame.f_code.co_filename == self.name:
@@ -243,8 +243,8 @@ class Replay:
         return self.watch
 
     def loop(self) -> int:
-        """Where the loop begins that the last lines are of: the first of those that none of the
-        others has called.
+        """The line where the loop begins that the last lines belong to: the first of those that
+        none of the others has called.
         """
         last = [event.lines for event in self.events[-1000:]]
         depth = min(map(len, last))
@@ -252,13 +252,13 @@ class Replay:
 
     @cached_property
     def without_waits(self) -> Replay:
-        """The same file where sends don't wait."""
+        """The replay of the same file where sends don't wait."""
         return Replay(self.text, len(self.ranks), name=self.file, sends_wait=False, **self.settings)
 
     # ---- messages
     def post(self, rank: Rank, kind: str, peer: int, tensor: tensors.Tensor, tag: int) -> Message:
-        """Hand a message to the network, which joins the n-th send of a rank to another with its
-        n-th receive there.
+        """Give a message to the network, which joins the n-th send from one rank to another with
+        the n-th receive there.
         """
         if len(self.messages) >= 2 * MOST_MESSAGES:
             raise TooMuch(f"more than {MOST_MESSAGES} messages: fewer steps, please")
@@ -293,7 +293,7 @@ class Replay:
         return message
 
     def meeting(self, rank: Rank) -> Wait:
-        """The meeting of all ranks that this rank comes to next."""
+        """The next meeting of all ranks for this rank."""
         if rank.meetings == len(self.meetings):
             self.meetings.append(Wait("barrier", None))
         met = self.meetings[rank.meetings]
@@ -301,7 +301,7 @@ class Replay:
         return met
 
     def met(self, meeting: Wait) -> float | None:
-        """When all have come."""
+        """The time when all have come, or None."""
         return max(meeting.came.values()) if len(meeting.came) == len(self.ranks) else None
 
     # ---- running
@@ -363,7 +363,7 @@ class Replay:
             self._stopped(rank, error)
 
     def _stopped(self, rank: Rank, error: BaseException) -> None:
-        """Note how a rank was unwound: it waits, or it failed."""
+        """Note how a rank was unwound, either because it waits or because it failed."""
         if rank.is_unwinding:
             rank.state = "waits"
             return
@@ -378,8 +378,8 @@ class Replay:
             self.events[-1].lines = [line for _, line in rank.stood]
 
     def _modules(self, rank: Rank) -> dict[str, object]:
-        """What a rank imports in place of torch, and of what differs from rank to rank or from run
-        to run.
+        """The modules that a rank imports instead of torch, and instead of those that differ from
+        rank to rank or from run to run.
         """
         from .messages import distributed
 

@@ -1,4 +1,4 @@
-"""What a simulated run comes to: the course's own record of it, and in words why it hangs and what
+"""The results of a simulated run: the course's own record of it, why it hangs in words, and what
 was suspicious.
 """
 
@@ -72,7 +72,7 @@ def _report(replay: Replay, rank: Rank, failed: bool) -> observed.Report:
 
 @lru_cache(4)  # it may run the file once more
 def hang(replay: Replay) -> Hang | None:
-    """Why the run hangs; None if it ends or fails."""
+    """Why the run hangs, or None if it ends or fails."""
     stuck = {rank.number: _needs(rank, replay) for rank in replay.ranks if rank.state == "waits"}
     if not stuck or any(rank.state == "failed" for rank in replay.ranks):
         return None
@@ -147,7 +147,7 @@ def _causes(replay: Replay, ranks: list[int], is_circle: bool) -> Iterator[str]:
 
 
 def _earlier(replay: Replay, circle: list[int]) -> str:
-    """What could come before a receive, so that a circle of receives opens; nothing where that
+    """What could come before a receive, so that a circle of receives opens. It is "" where that
     isn't known.
     """
     for rank in circle:

@@ -1,8 +1,7 @@
-"""Tensors of the stand-in for torch: flat lists of floats with a shape, and autograd over them.
+"""Tensors of the stand-in for torch: flat lists of floats with a shape, and autograd on them.
 
-`remembered` keeps what a rank has computed in the order in which it asked, so that a rank which
-runs again from its start repeats no arithmetic. It needs nothing but Python, and is fast enough for
-small layers.
+`remembered` keeps what a rank has computed, in order, so that a rank that runs again from its start
+repeats no arithmetic. It needs nothing but Python, and is fast enough for small layers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ dot = getattr(math, "sumprod", None) or (lambda a, b: sum(map(operator.mul, a, b
 
 
 class Computing:
-    """What computes now, a rank: what it has computed so far, its random numbers, and whether it
+    """The rank that computes now: what it has computed so far, its random numbers, and whether it
     builds graphs.
     """
 
@@ -27,7 +26,7 @@ class Computing:
         self.begin()
 
     def begin(self) -> None:
-        """Go back to the start; what was computed stays known."""
+        """Go back to the start, but remember what was computed."""
         self.asked = self.seed = self.draws = 0
         self.builds_graphs, self.clock = True, 0.0
 
@@ -35,7 +34,7 @@ class Computing:
         """Called before each computation; may raise."""
 
     def note(self, words: str) -> None:
-        """Something suspicious happened here."""
+        """Note that something suspicious happened here."""
 
     def called(self, module: object, given: tuple, output: object, start: float) -> None:
         """A module that was called at this time has returned."""
@@ -49,14 +48,14 @@ now = Computing()
 
 
 def computes(who: Computing) -> Computing:
-    """Let `who` compute from here on; returns who did so far."""
+    """Let `who` compute from here on, and return who did before."""
     global now
     now, before = who, now
     return before
 
 
 def remembered(function: Callable, *given: object) -> list:
-    """function(*given), or what that was when this rank asked for it before."""
+    """function(*given), or its earlier result if this rank asked for it before."""
     now.check()
     if now.asked == len(now.known):
         now.known.append(function(*given))
@@ -83,7 +82,7 @@ def lacks(what: str) -> AttributeError:
 
 
 class Node:
-    """How a tensor was made: of which tensors, and what turns its gradient into theirs."""
+    """How a tensor was made: from which tensors, and what turns its gradient into theirs."""
 
     def __init__(self, parents: tuple[Tensor, ...], back: Callable):
         self.parents, self.back = parents, back
@@ -92,7 +91,9 @@ class Node:
 
 
 class Tensor:
-    """Numbers with a shape; made by others, it knows how, if one of them asks for its gradient."""
+    """Numbers with a shape. A tensor made from others knows how, if one of them needs a
+    gradient.
+    """
 
     __hash__ = object.__hash__
     dtype, device = "float", "cpu"
@@ -121,7 +122,7 @@ class Tensor:
 
     @property
     def data(self) -> Numbers:
-        """Its numbers, to be read. Whoever reads before the message has come is noted."""
+        """Its numbers, to be read. Reading them before their message has come is noted."""
         if self.awaits:
             now.note(f"a tensor is used whose message ({self.awaits}) nobody has waited for")
             self.awaits = ""
@@ -259,7 +260,7 @@ class Tensor:
 
     # ---- in place
     def becomes(self, other: Tensor) -> Tensor:
-        """Take over the numbers of `other`, in the same memory."""
+        """Take the numbers of `other`, into the same memory."""
         if self.requires_grad and now.builds_graphs:
             raise RuntimeError(
                 "a leaf Variable that requires grad is being used in an in-place operation."
@@ -279,7 +280,7 @@ class Tensor:
         return self.becomes((self - other).detach()) if self.is_leaf else self - other
 
     def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
-        """Add to the gradients of all leaves behind it."""
+        """Add to the gradients of all leaves from which it was made."""
         start = _first_gradient(self, gradient)
         if gradient is not None:
             same_samples(self, gradient)
@@ -304,7 +305,7 @@ for comparison in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
 
 
 def same_samples(a: Tensor, b: Tensor) -> None:
-    """Note where two tensors meet that come from other samples of the batch."""
+    """Note where two tensors meet that come from different samples of the batch."""
     if a.samples and b.samples and a.samples != b.samples:
         one, other = (f"samples {first} to {end - 1}" for first, end in (a.samples, b.samples))
         now.note(f"here {one} meet {other}")
@@ -313,7 +314,9 @@ def same_samples(a: Tensor, b: Tensor) -> None:
 def gradients_of(
     output: Tensor, start: Numbers, retain_graph: bool = False
 ) -> list[tuple[Tensor, Numbers]]:
-    """The leaves behind an output, each with its gradient, when that of the output is `start`."""
+    """The leaves from which an output was made, each with its gradient, if the output's gradient is
+    `start`.
+    """
     order, seen, stack = [], set(), [(output, False)]
     while stack:
         tensor, is_done = stack.pop()
@@ -371,7 +374,9 @@ def grad(
 
 
 def _elementwise(function: Callable, back: Callable | None, a: Tensor, given: object) -> Tensor:
-    """Of two tensors of one shape, or where one is a number, or a row for all rows of the other."""
+    """An operation on two tensors of one shape, or where one is a number, or a row for all rows of
+    the other.
+    """
     b = _as_tensor(given)
     shape = max(a.shape, b.shape, key=len)
     for each in (a, b):

@@ -123,7 +123,7 @@ def test_weights_that_cannot_be_shares_are_refused(weights):
         (
             modules.of_rank_1,
             "ranks 0, 2, 3 and rank 1 have different batches for step 2: each rank shuffles or draws for itself; "
-            r".* on all ranks alike \(",
+            r".* on all ranks alike\. \(",
         ),
         (
             modules.unseeded,

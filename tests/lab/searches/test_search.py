@@ -137,7 +137,7 @@ def test_the_recorded_table_is_the_papers_or_better_up_to_16_ranks():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"placement": "W"}, "placement must be one stage per rank, V, loop or the rank of every stage"),
+        ({"placement": "W"}, "placement must be 'one stage per rank', 'V', 'loop' or the rank of every stage"),
         ({"placement": (0, 0)}, "every one of 2 ranks a stage"),
         ({"goal": "speed"}, 'goal must be "makespan" or "span", got \'speed\''),
         ({"limit": [3, 3, 3]}, "limit has 3 values for 2 ranks"),

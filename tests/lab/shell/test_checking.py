@@ -66,7 +66,7 @@ FIELDS += "disable_cuda_graphs=True"
     ("        Rank 0 Rank 1\nStep 0: 0F0    1F0\nStep 1: 0B0    1B0\n", 0, "schedule: GPipe: 2 ranks"),
     (ROWS[:-4], 1, "1B1 is missing"),
     (ROWS + "\n" + ROWS, 1, "rank"),
-    ("RuntimeError: CUDA out of memory", 2, "this is none of them"),
+    ("RuntimeError: CUDA out of memory", 2, "its form isn't known here"),
     ("E" * 300_000, 2, "these are 300,000 characters"),
     (TITAN + "a" * 200_000 + " b" * 20_000, 1, "set training.disable_cuda_graphs"),
     (TITAN + "--training.disable_cuda_graphs --parallelism.module_fqns_per_model_part = None", 0, "in 1F1B"),

@@ -32,7 +32,9 @@ def test_schedules_lists_all(capsys):
         builder.name in said and builder.rules in said and builder.source in said for builder in pp.builders.known()
     )
     assert main(["schedules", "--json"]) == 0
-    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == [b.name for b in pp.builders.known()]
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == [b.name for b in pp.builders.known()]
+    assert [row["summary"] for row in rows if not row["summary"].endswith(".")] == []  # whole sentences
 
 
 def test_simulate_prints_and_writes_everything(tmp_path, capsys):
@@ -191,6 +193,15 @@ def test_no_flag_answers_with_a_name_of_the_code(capsys):
                 main([command.name, flag["name"], "a,b"])
             error = capsys.readouterr().err.splitlines()[-1]
             assert flag["name"] in error and "a,b" in error and " _" not in error, error
+
+
+def test_what_doesnt_belong_there_is_answered_with_the_commands_usage(capsys):
+    with pytest.raises(SystemExit):
+        main("simulate 1F1B --ranks 4 --microbatches 8".split())
+    error = capsys.readouterr().err
+    assert "usage: pplab simulate --schedule NAME" in error and "unrecognized arguments: 1F1B (see" in error
+    assert main("draw 1F1B --ranks 4 --microbatches 8 --stages-per-rank 2".split()) == 1
+    assert "--stages-per-rank can't be chosen for 1F1B" in capsys.readouterr().err
 
 
 def test_what_there_is_to_resume_from_is_said_to_somebody_in_a_shell(tmp_path, capsys):

@@ -1,7 +1,7 @@
-"""PyTorch's own pipelining beside pplab's: its engine under our ranks, its rows and queues read and
-run, a reference without a pipeline.
+"""PyTorch's own pipelining next to pplab's: its engine on our ranks, its rows and queues read and
+run, and a reference without a pipeline.
 
-Chapter 2 and the pages on PyTorch and on GPUs use it. Here alone private names of torch are used.
+Chapter 2 and the pages on PyTorch and on GPUs use it. Only this room uses private names of torch.
 """
 
 from ...optional import lazily

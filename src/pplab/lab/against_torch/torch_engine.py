@@ -1,4 +1,4 @@
-"""The same stages and batches under PyTorch's own pipelining runtime, for comparison."""
+"""Run the same stages and batches under PyTorch's own pipelining runtime, for comparison."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _BESIDE = (
 
 @dataclass(frozen=True)
 class TorchEngine(Extra):
-    """Run the same stages by `torch.distributed.pipelining`: its class for the schedule's name, or
-    its interpreter.
+    """Run the same stages by `torch.distributed.pipelining`, by its class for the schedule's name
+    or its interpreter.
 
-    Times are those of its calls into the stages, without the waits between them; a paced call lasts
-    at least its pace. Bytes are what autograd saves.
+    Times are those of its calls into the stages, without the waits between them, and a paced call
+    lasts at least its pace. Bytes are what autograd saves.
     """
 
     name = "torch"
@@ -56,13 +56,15 @@ class TorchEngine(Extra):
 
     @classmethod
     def from_flag(cls, engine: str) -> TorchEngine | None:
-        """None for pplab's own; ValueError for one that there isn't."""
+        """The engine for the flag's value, None for pplab's own. Raises ValueError for an unknown
+        one.
+        """
         if engine not in ("pplab", "torch"):
             raise unknown("engine", engine, ("pplab", "torch"))
         return cls() if engine == "torch" else None
 
     def check(self, job: Job) -> Job:
-        """ValueError for what torch's runtime can't do."""
+        """Raise ValueError for what torch's runtime can't do."""
         schedule, needs = job.schedule, "needs pplab's engine"
         if schedule.copies > 1:
             if len(schedule.replicas) > 1:
@@ -81,7 +83,7 @@ class TorchEngine(Extra):
         return replace(job, engine=train_torch, engine_name="torch")
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """ValueError where ranks share a GPU."""
+        """Raise ValueError where ranks share a GPU."""
         if devices[0] != "cpu" and transport != "nccl":
             raise ValueError(
                 "torch's runtime can't send between ranks that share a GPU: use a GPU for each "
@@ -90,14 +92,14 @@ class TorchEngine(Extra):
 
 
 def check_pairs(schedule: Schedule) -> None:
-    """ValueError for two actions at once that torch has no name for."""
+    """Raise ValueError for two actions at once that torch has no name for."""
     if strange := [pair for row in schedule.rows if (pair := unknown_to_torch(row))]:
         known = "torch knows no overlap but a forward with a full backward, OVERLAP_F_B"
         raise ValueError(f"{schedule.name} has {strange[0]}, and {known}: run it by pplab's engine")
 
 
 def train_torch(context: RankContext, job: Job) -> RankReport:
-    """Run the job's steps on this rank by torch's runtime: see `TorchEngine`."""
+    """Run the job's steps on this rank by torch's runtime (see `TorchEngine`)."""
     rank, schedule, device = _Rank(context, job), job.schedule, context.device
     if rank.transport == "shared":
         rank.transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
@@ -135,7 +137,7 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
 
 
 class _Rank(Rank):
-    """A rank whose batches torch cuts, and whose losses have the batch's shares."""
+    """A rank where torch cuts the batches, and losses have the shares of the batch's."""
 
     def __init__(self, context: RankContext, job: Job):
         super().__init__(context, job)
@@ -145,8 +147,8 @@ class _Rank(Rank):
         self._kind: str | None = None
 
     def load(self, batch: Batch) -> list[Batch]:
-        """The batch as it is. ValueError for what torch's runtime can't take: it cuts evenly, and
-        knows one shape.
+        """The batch, uncut. Raises ValueError for what torch's runtime can't take, because it cuts
+        evenly and knows one shape.
         """
         kinds = {
             " ".join(str(tuple(x.shape)) for x in each.tensors) for each in super().load(batch)
@@ -162,8 +164,8 @@ class _Rank(Rank):
         return [batch.to(self.context.device)]
 
     def add(self, outputs: torch.Tensor | Sequence[torch.Tensor], added: list[torch.Tensor]) -> Any:
-        """A stage's outputs for a microbatch, of which the first starts the gradient of what layers
-        add to the loss.
+        """Return a stage's outputs for a microbatch. The first of them starts the gradient of what
+        layers add to the loss.
         """
         share = self.shares[self.forward] * (
             len(self.shares) if self.job.workload.reduction == "mean" else 1
@@ -177,7 +179,7 @@ class _Rank(Rank):
         return (first, *others) if others else first
 
     def loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """A microbatch's loss so that torch, which takes their mean, or sum, gives each its
+        """Scale a microbatch's loss so that torch's mean (or sum) of losses gives each its
         share.
         """
         loss, share = self.job.workload.loss(output, target), self.shares[self.forward]
@@ -224,8 +226,8 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
             return rank.add(outputs, added) if added else outputs
 
         def _get_init_p2p_neighbors_ops(self):
-            """Without messages to this rank itself: torch before 2.13 makes them for V placements,
-            and gloo can't.
+            """Leave out messages from this rank to itself. torch before 2.13 makes them for V
+            placements, and gloo can't send them.
             """
             return [
                 op
@@ -269,7 +271,7 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
 
 
 class _Adding(torch.autograd.Function):
-    """Hands `x` on, and gives the added loss its gradient when x gets one: `share`."""
+    """Returns `x`, and gives the added loss its gradient, `share`, when x gets one."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, added: torch.Tensor, share: float) -> torch.Tensor:
@@ -290,7 +292,7 @@ def load_rows(runner: Any, schedule: Schedule) -> None:
 
 
 def _own_group(context: RankContext) -> dist.ProcessGroup:
-    """All ranks on NCCL with torch's own options, which leave it as many blocks of a GPU as it
+    """All ranks on NCCL with torch's own options, which let it use as many blocks of a GPU as it
     likes.
     """
     key = name, ranks = "torch's own", tuple(range(context.num_ranks))

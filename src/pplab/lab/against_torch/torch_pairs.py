@@ -1,4 +1,4 @@
-"""The halves of an overlap beside each other in PyTorch's runtime, which by itself runs them one
+"""Run the halves of an overlap at the same time in PyTorch's runtime, which by itself runs them one
 after the other.
 """
 
@@ -13,11 +13,11 @@ from ...runtime import Rank
 
 
 def run_pairs(runner: Any, rank: Rank, times: dict) -> None:
-    """Let torch's runtime run its overlaps by the rank's `overlap(forward, backward)`; `times` has
-    when.
+    """Let torch's runtime run its overlaps by the rank's `overlap(forward, backward)`. `times`
+    notes when.
 
-    What takes its place also has to do what torch does around each half: to wait for what comes
-    from other ranks, to hand over what stays on this one, and to count the backwards.
+    What replaces torch's function also has to do what torch does around each half: wait for what
+    comes from other ranks, hand over what stays on this one, and count the backwards.
     """
     from torch.distributed.pipelining.schedules import OVERLAP_F_B, _wait_batch_p2p
 
@@ -56,7 +56,7 @@ def run_pairs(runner: Any, rank: Rank, times: dict) -> None:
 
 
 def call_of(call: Callable, context: object, action: Action) -> partial:
-    """A half as whoever runs pairs wants it: a function without arguments, its action the first of
-    a partial one's.
+    """A half in the form that `overlap` takes: a partial function without further arguments, whose
+    first argument is the action.
     """
     return partial(lambda action: call(context, action), action)

@@ -1,4 +1,4 @@
-"""A closer look at PyTorch's runtime: its own lowering, and what its `step` does."""
+"""Look at PyTorch's runtime more closely: its own lowering, and what its `step` does."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from .torch_engine import CLASSES, check_pairs
 
 
 def lower_by_torch(schedule: Schedule, *, defer: bool = False) -> tuple[LoweredRow, ...]:
-    """The rows of `schedule` with the sends and receives that torch puts in, without FSDP's
-    actions.
+    """The rows of `schedule` with the sends and receives that torch adds, without FSDP's actions.
 
     `defer` moves receives later, as torch's `defer_pp_recv` does. Raises ValueError for a
     bidirectional schedule.
@@ -49,12 +48,12 @@ def take_steps(
     steps: int = 1,
     scale_grads: bool = True,
 ) -> dict:
-    """On a rank: take steps by a class of torch's on one stage per rank, without clearing the
+    """On a rank, take steps by one of torch's classes with one stage per rank, without clearing the
     gradients in between.
 
-    Returns what the last `step` returned (its shape, or None), the losses it left, how often each
-    step called the module, and the gradient of the stage's first parameter after every step.
-    ValueError for ranks on GPUs.
+    Returns what the last `step` returned (its shape, or None), the losses that it left, how often
+    each step called the module, and the gradient of the stage's first parameter after every step.
+    Raises ValueError for ranks on GPUs.
     """
     if context.device.type != "cpu":
         raise ValueError(
@@ -95,8 +94,8 @@ def make_schedule(
     num_microbatches: int,
     **options: object,
 ) -> object:
-    """A schedule of torch's on a stage that is made by hand: the module, its number, how many there
-    are, its device.
+    """One of torch's schedules on a stage that is made by hand from the module, its number, how
+    many there are, and its device.
     """
     from torch.distributed import pipelining
 
@@ -109,8 +108,8 @@ def make_schedule(
 def step(
     context: RankContext, schedule: Any, batch: Batch, losses: list[torch.Tensor]
 ) -> torch.Tensor | None:
-    """One step: the first rank gives the inputs, the last one the targets and a list for the
-    losses.
+    """Take one step. The first rank gives the inputs, and the last one the targets and a list for
+    the losses.
     """
     inputs = batch.inputs if context.rank == 0 else ()
     last = (

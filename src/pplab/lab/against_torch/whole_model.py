@@ -40,7 +40,8 @@ def reference(
     pool: Pool, workload: Workload, num_microbatches: int = 1, *, steps: int = 3
 ) -> Reference:
     """Train `workload` in one process: loss and gradients of the whole batch, then `steps` timed
-    steps in which the microbatches run one after the other, with the threads of a rank of `pool`.
+    steps in which the microbatches run one after the other, with as many threads as a rank of
+    `pool`.
     """
     check_divides(workload.batch_size, positive_int("num_microbatches", num_microbatches))
     return Reference(*pool.run(train_and_time, workload, num_microbatches, steps)[0])
@@ -49,7 +50,7 @@ def reference(
 def train_and_time(
     context: RankContext, workload: Workload, num_microbatches: int, steps: int
 ) -> tuple | None:
-    """On rank 0: what `train_whole` finds, and the time of every step. The other ranks return at
+    """On rank 0, what `train_whole` finds and the time of every step. The other ranks return at
     once.
     """
     if context.rank != 0:

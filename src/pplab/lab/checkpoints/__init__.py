@@ -1,7 +1,7 @@
-"""A run that is stopped and goes on, on as many ranks as there are then.
+"""Stop a run and go on later, on any number of ranks.
 
-Chapter 13 uses it. A checkpoint is whole or refused, and a run that goes on gives the losses of one
-that wasn't stopped.
+Chapter 13 uses it. A checkpoint is whole or it is refused, and a run that goes on has the losses of
+a run that wasn't stopped.
 """
 
 from ...optional import lazily

@@ -1,15 +1,14 @@
-"""Checkpoints by the names of layers: what one number of ranks saved, another number can go on
-with.
+"""Checkpoints by the names of layers, so that a run can go on with a different number of ranks.
 
-A checkpoint is one safetensors file: every weight under the name that it has in the whole model,
-every tensor of the optimizer under the name of its weight, and the learning rates of its next step.
-It says nothing of stages and ranks. It doesn't hold the state of random numbers, nor the
-optimizer's settings: those come from the function that makes it.
+A checkpoint is one safetensors file. It has every weight under its name in the whole model, every
+tensor of the optimizer under the name of its weight, and the learning rates of its next step. It
+has nothing about stages and ranks. It doesn't hold the state of random numbers, nor the optimizer's
+settings, which come from the function that makes the optimizer.
 
-Every tensor has a checksum, of its type, shape and bytes, and these and all else that the file says
-of itself are under one more, the seal. So a damaged file is refused, or loads exactly. Whoever
-means harm can seal a file of their own; what is in it is of the right types then, and nothing of it
-is ever executed.
+Every tensor has a checksum of its type, shape and bytes. These checksums and everything else in the
+header are under one more, the seal. So a damaged file is refused, or loads exactly. An attacker can
+seal a file of their own. Even then its contents are of the right types, and nothing in it is ever
+executed.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Parts = dict[str, Tensor]  # by key in the file
 
 
 class CheckpointError(ValueError):
-    """A file that isn't a checkpoint, is damaged, or is one of another model or optimizer."""
+    """A file that isn't a checkpoint, is damaged, or belongs to a different model or optimizer."""
 
     def __init__(self, said: str):
         super().__init__(printable(said))  # it may have names and words of the file
@@ -49,7 +48,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint file holds; the tensors are read when they are asked for."""
+    """What a checkpoint file holds. Its tensors are read when they are asked for."""
 
     path: str
     step: int  # steps done: the next batch is that of this number
@@ -64,8 +63,8 @@ class Checkpoint:
     def open(cls, path: str | os.PathLike) -> Checkpoint:
         """Read what a file holds, without its tensors.
 
-        Raises FileNotFoundError when there is none and CheckpointError when it isn't a checkpoint,
-        or not all of one.
+        Raises FileNotFoundError when there is none, and CheckpointError when it isn't a checkpoint
+        or is incomplete.
         """
         bring("safetensors")
         from safetensors import SafetensorError, safe_open
@@ -100,14 +99,14 @@ class Checkpoint:
         )
 
     def read(self, keys: Iterable[str]) -> Parts:
-        """Tensors by their keys in the file. Raises CheckpointError when one isn't what was
+        """Read tensors by their keys in the file. Raises CheckpointError when one isn't what was
         written.
         """
         return dict(self._read(keys))
 
     def check(self) -> None:
-        """Read all of the file, a tensor at a time. Raises CheckpointError unless everything is
-        what was written.
+        """Read the whole file, a tensor at a time. Raises CheckpointError unless everything is what
+        was written.
         """
         for _ in self._read(self.checksums):
             pass
@@ -156,7 +155,7 @@ class Checkpoint:
         )
 
     def load(self, module: nn.Module) -> nn.Module:
-        """Give a module, or a stage, its weights; returns it."""
+        """Give a module, or a stage, its weights, and return it."""
         parts = self.read(_MODEL + name for name in module.state_dict())
         module.load_state_dict({key.removeprefix(_MODEL): tensor for key, tensor in parts.items()})
         return module
@@ -164,9 +163,10 @@ class Checkpoint:
     def load_optimizer(
         self, optimizer: torch.optim.Optimizer, names: Mapping[nn.Parameter, str]
     ) -> None:
-        """Give an optimizer the state of its parameters. `names` are those of the whole model.
+        """Give an optimizer the state of its parameters, whose `names` are those in the whole
+        model.
 
-        Raises CheckpointError when the state is of another kind of optimizer.
+        Raises CheckpointError when the state belongs to a different kind of optimizer.
         """
         kind = type(optimizer).__name__
         if self.optimizer is not None and self.optimizer != kind:
@@ -206,10 +206,10 @@ def collect(
     optimizer: torch.optim.Optimizer | None,
     names: Mapping[nn.Parameter, str],
 ) -> Saved:
-    """A rank's part of a checkpoint: its modules' weights and buffers, and its optimizer's state of
-    them, on the host.
+    """A rank's part of a checkpoint: the weights and buffers of its modules, and its optimizer's
+    state for them, on the host.
 
-    Raises CheckpointError for a state that isn't made of tensors and numbers.
+    Raises CheckpointError for a state that has something other than tensors and numbers.
     """
     modules = list(modules)
     parts = {_MODEL + name: t for module in modules for name, t in module.state_dict().items()}
@@ -241,12 +241,11 @@ def rates(optimizer: torch.optim.Optimizer | None) -> tuple[float, ...]:
 
 
 def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str) -> str:
-    """Write a checkpoint that is there as a whole or not at all; returns its path.
+    """Write a checkpoint completely or not at all, and return its path.
 
-    It is written beside its place, made to reach the disk, and then renamed: who opens `path` finds
-    the old file or the new one, whenever this process dies. What a process that died left is
-    removed by the next one that saves here. A link stays, and the file that it leads to is
-    replaced.
+    It is written next to its place, forced to the disk, and then renamed. So `path` is always the
+    old file or the new one, whenever this process dies. If a process died and left a part, the next
+    one that saves here removes it. A link stays, and the file that it leads to is replaced.
     """
     save = bring("safetensors.torch").save
     saved = list(saved)
@@ -285,7 +284,7 @@ def write(path: str | os.PathLike, saved: Iterable[Saved], step: int, model: str
 
 
 def _sweep(path: Path) -> None:
-    """Remove what processes of this host that are gone left of this file."""
+    """Remove the parts of this file that processes of this host have left."""
     # another host's processes can't be seen from here
     ours = f".{path.name}.{socket.gethostname()}."
     for left in path.parent.glob(f"{glob.escape(ours)}*.partial"):
@@ -299,7 +298,7 @@ def _sweep(path: Path) -> None:
 
 
 def check_place(path: str | os.PathLike) -> str:
-    """The path to save to, in full; ValueError when nothing can be written there."""
+    """The full path to save to. Raises ValueError when nothing can be written there."""
     path = Path(path).resolve()
     if (
         not path.parent.is_dir()
@@ -314,9 +313,9 @@ def check_place(path: str | os.PathLike) -> str:
 
 
 def size_of(workload: Workload, make: Callable[[Any], torch.optim.Optimizer] | None) -> int:
-    """About how many bytes a checkpoint will have, a little too many rather than too few. The model
-    is built, and the optimizer takes a step, on the meta device, without a byte. 0 for a model that
-    can't be built there; the weights alone for an optimizer that can't.
+    """About how many bytes a checkpoint will have, rather too many than too few. The model is built
+    and the optimizer takes a step on the meta device, which takes no memory. The result is 0 for a
+    model that can't be built there, and the weights alone for an optimizer that can't.
     """
     tensors: dict[str, Tensor] = {}
     with suppress(Exception):
@@ -346,8 +345,8 @@ def _on_meta(p: nn.Parameter) -> nn.Parameter:
 
 
 def check_room(path: str | os.PathLike, size: int) -> None:
-    """ValueError where there is no room for so many bytes at the path: a file of that size is made
-    and removed.
+    """Raise ValueError unless there is room for so many bytes at the path. A file of that size is
+    made and removed to find out.
     """
     trial = Path(path).with_name(f".{secrets.token_hex(8)}.trial")
     try:
@@ -378,8 +377,8 @@ def _seal(text: str) -> str:
 
 
 def _unsealed(text: str, seal: str | None, keys: Collection[str]) -> dict:
-    """What a file with tensors of these keys says of itself; ValueError where pplab wouldn't have
-    written it so.
+    """The header of a file with tensors of these keys. Raises ValueError for what pplab wouldn't
+    have written.
     """
     about = json.loads(text)
     if about["version"] != _VERSION:

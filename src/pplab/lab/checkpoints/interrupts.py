@@ -1,5 +1,5 @@
-"""Interrupts of a run that has something to save: the first one asks its ranks to stop, the second
-one ends it.
+"""Interrupts of a run that has something to save: the first one asks its ranks to stop, and the
+second one ends it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def gently(statuses: Callable[[], Sequence[Status]]) -> Iterator[list[signal.Signals]]:
-    """While this lasts, the first SIGINT or SIGTERM asks the ranks at `statuses` to stop after
-    their step; it stands in the list that is given. The second one does what it would do otherwise,
-    and so does the first one while no step is done, since nothing would be lost. Only the main
-    thread is told of signals: in another one nothing changes.
+    """While inside, let the first SIGINT or SIGTERM ask the ranks at `statuses` to stop after their
+    step. It is in the list that this yields. The second one does what it normally does. So does the
+    first one while no step is done, because nothing would be lost. Only the main thread gets
+    signals, so in a different one nothing changes.
     """
     came: list[signal.Signals] = []
     before: dict[int, object] = {}
@@ -52,7 +52,7 @@ def gently(statuses: Callable[[], Sequence[Status]]) -> Iterator[list[signal.Sig
 
 
 def agree_to_stop(context: RankContext) -> bool:
-    """Whether any rank was asked to stop; all must call, and all are told the same."""
+    """Whether any rank was asked to stop. All ranks must call this, and all get the same answer."""
     context.watch("asking the others whether to stop", True)
     asked = torch.tensor(int(context.status.stop))
     with naming("asking the others whether to stop"):

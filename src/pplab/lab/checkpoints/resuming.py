@@ -1,4 +1,4 @@
-"""Runs that go on from a checkpoint."""
+"""Let a run go on from a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .saving import Save, newest
 
 @dataclass(frozen=True)
 class Resume(Extra):
-    """Go on from a checkpoint: its weights, its optimizer's state, and the next batch, on any
-    number of ranks.
+    """Go on from a checkpoint on any number of ranks: with its weights, its optimizer's state, and
+    the next batch.
 
-    `path` is a file, a folder of checkpoints, of which the last whole one is taken, or a Run that
-    saved. The Run's `extras["resumed"]` says what isn't as it was: damaged files that were passed
-    over, other learning rates.
+    `path` is a file, a folder of checkpoints (its last whole one is used), or a Run that saved. The
+    Run's `extras["resumed"]` lists what has changed: damaged files that were skipped, and learning
+    rates that differ.
     """
 
     path: str | os.PathLike | Run
@@ -45,8 +45,8 @@ class Resume(Extra):
             object.__setattr__(self, "path", self.path.extras["saved"])
 
     def check(self, job: Job) -> Job:
-        """Raises FileNotFoundError or CheckpointError where there is nothing to go on from,
-        ValueError where the optimizer's state would be lost in what the run saves.
+        """Raise FileNotFoundError or CheckpointError if there is no checkpoint to go on from, and
+        ValueError if this run would save without the optimizer's state.
         """
         checkpoint, wrong = (
             newest(self.path) if Path(self.path).is_dir() else (Checkpoint.open(self.path), [])
@@ -66,25 +66,21 @@ class Resume(Extra):
         return replace(job, workload=resumed, first_step=checkpoint.step)
 
     def listen(self, rank: Any) -> Listener | None:
-        """Give this rank's optimizer its state. The stages have their weights already."""
+        """Give this rank's optimizer its state. The stages already have their weights."""
         if rank.optimizer is None:
             return None
         rank.job.workload.checkpoint.load_optimizer(rank.optimizer, rank.names)
         return _Comparing(rank)
 
     def finish(self, job: Any, reports: Sequence[str | None]) -> tuple[str, ...] | None:
-        """What isn't as it was, if something isn't."""
         return (*job.workload.passed, *sorted({report for report in reports if report})) or None
 
     def lines(self, found: tuple[str, ...]) -> list[str]:
-        """What isn't as it was."""
         return [f"resumed          {each}" for each in found]
 
 
 class _Comparing(Listener):
-    """Notices learning rates that aren't those which were saved, once all that sets them is
-    there.
-    """
+    """Compares learning rates with the saved ones, once everything that sets them is there."""
 
     events = frozenset(("steps",))
 
@@ -92,7 +88,6 @@ class _Comparing(Listener):
         self.rank, self.said = rank, None
 
     def begin(self, event: str, what: object) -> None:
-        """The first step begins."""
         saved, ours = self.rank.job.workload.checkpoint.rates, rates(self.rank.optimizer)
         if saved and not set(ours) <= set(saved):
             step, both = (
@@ -105,14 +100,13 @@ class _Comparing(Listener):
             )
 
     def report(self) -> str | None:
-        """What was noticed."""
         return self.said
 
 
 @Workload.register
 class Resumed:
-    """A workload that goes on from a checkpoint: with its weights, and with the batch that comes
-    next. In all else it is the workload.
+    """A workload that goes on from a checkpoint, with its weights and its next batch. Everything
+    else is the original workload's.
     """
 
     def __init__(self, workload: Workload, checkpoint: Checkpoint, passed: tuple[str, ...] = ()):
@@ -125,15 +119,15 @@ class Resumed:
         return getattr(self.workload, name)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """One stage, with its weights from the checkpoint."""
+        """Build one stage with its weights from the checkpoint."""
         return self.checkpoint.load(self.workload.build_stage(stage, num_stages))
 
     def skeleton(self) -> nn.Module:
-        """The whole model, without the weights of the checkpoint."""
+        """Build the whole model without the weights of the checkpoint."""
         return getattr(self.workload, "skeleton", self.workload.build_whole)()
 
     def build_whole(self) -> nn.Module:
-        """The whole model, with the weights of the checkpoint."""
+        """Build the whole model with the weights of the checkpoint."""
         return self.checkpoint.load(self.workload.build_whole())
 
     def batch(self, step: int) -> Batch:

@@ -32,10 +32,10 @@ from .interrupts import agree_to_stop, gently
 
 
 class NotSaved(OSError):
-    """A checkpoint that couldn't be written after its run. The weights are still here: `save`
-    writes them elsewhere.
+    """A checkpoint couldn't be written after its run. The weights are still in memory, and `save`
+    writes them to a different place.
 
-    `cause` says where it was tried, and why it failed.
+    `cause` tells where it was tried, and why it failed.
     """
 
     def __init__(self, path: Path, why: Exception, arguments: tuple):
@@ -47,33 +47,33 @@ class NotSaved(OSError):
         )
 
     def save(self, path: str | os.PathLike) -> str:
-        """Write the checkpoint to another place, or to this one once there is room; returns its
-        path.
+        """Write the checkpoint to this place, and return its path. It may be the same place once
+        there is room.
         """
         return write(path, *self._arguments)
 
 
 @dataclass(frozen=True)
 class Save(Extra):
-    """Write weights and the optimizer's state after the last step, to a file, which is replaced as
-    a whole if it is there, so that it may be the one that the run goes on from. Before the run a
-    file of the same size is made there and removed. If the place can't be written to at the end,
-    the file goes into the working folder, the home folder or a temporary one, which a warning and
-    `run.extras["saved"]` name.
+    """Write weights and the optimizer's state to a file after the last step. An existing file is
+    replaced only as a whole, so it may be the one that the run goes on from. Before the run, a file
+    of the same size is made there and removed. If the place can't be written to at the end, the
+    file goes into the working folder, the home folder or a temporary one. A warning and
+    `run.extras["saved"]` then name it.
 
-    With `every`, `path` is a folder, made if it isn't there: step-00000100.safetensors is written
-    after step 100 and so on, and the last `keep` stay. Steps are counted from the first run's,
-    across checkpoints. A checkpoint that fails on the way, for want of room perhaps or because of a
-    NaN in it, doesn't end the run, which warns of it at its end. On several hosts all must see the
-    place.
+    With `every`, `path` is a folder, which is made if it doesn't exist. step-00000100.safetensors
+    is written after step 100 and so on, and the last `keep` stay. Steps are counted from the first
+    run's, across checkpoints. A checkpoint that fails during the run, for want of room or because
+    of a NaN in it, doesn't end the run, which warns about it at its end. With several hosts, all
+    must see the place.
 
-    Such a run loses nothing when it is interrupted: the first Ctrl-C or SIGTERM lets the step end
+    Such a run loses nothing when it is interrupted. The first Ctrl-C or SIGTERM lets the step end
     on all ranks, writes the checkpoint and raises KeyboardInterrupt, which names step and file. The
-    second ends everything at once. A pool's ranks don't outlive a SIGTERM of their own: where a
-    job's every process gets one, start the ranks by torchrun.
+    second ends everything at once. A pool's ranks don't survive a SIGTERM of their own, so where
+    every process of a job gets one, start the ranks by torchrun.
 
-    Who else may write to the folder may replace the file, or put a link in its place, which is
-    followed. Nothing is promised there: save into a folder that is yours alone.
+    Save into a folder that is yours alone, because anybody who may write to it may replace the
+    file, or put a link in its place that is followed.
     """
 
     path: str | os.PathLike
@@ -94,7 +94,9 @@ class Save(Extra):
 
     @classmethod
     def from_flag(cls, given: Sequence[str]) -> Save:
-        """A place, and perhaps a number of steps; ValueError for anything else."""
+        """The extra for the flag's values: a place, and perhaps a number of steps. Raises
+        ValueError for anything else.
+        """
         if len(given) > 2 or not all(each.isdigit() for each in given[1:]):
             raise ValueError(
                 f"--save needs a file, or a folder and a number of steps, got {' '.join(given)}"
@@ -102,7 +104,7 @@ class Save(Extra):
         return cls(given[0], *map(int, given[1:]))
 
     def check(self, job: Job) -> Job:
-        """ValueError for a place that can't be written to, and for a second one."""
+        """Raise ValueError for a place that can't be written to, and for a second one."""
         if sum(isinstance(extra, Save) for extra in job.extras) > 1:
             raise ValueError(
                 "a run saves to one place: give one lab.Save, with every=... for a folder of "
@@ -124,8 +126,8 @@ class Save(Extra):
         return job
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """ValueError for a folder with checkpoints of later steps than this run begins at: of
-        another run, then.
+        """Raise ValueError for a folder that has checkpoints of later steps than the one at which
+        this run begins, because they belong to a different run.
         """
         if self.every is None or max(steps_in(self.path), default=0) <= job.first_step:
             return
@@ -133,10 +135,9 @@ class Save(Extra):
             found, _ = newest(self.path)
             if found.step > job.first_step:
                 raise ValueError(
-                    f"{self.path} has a checkpoint of step {found.step}, and this run begins after "
-                    "step "
-                    f"{job.first_step}: go on from it with lab.Resume({self.path!r}), or save into "
-                    "another folder"
+                    f"{self.path} has a checkpoint of step {found.step}, and this run begins "
+                    f"after step {job.first_step}: go on from it with lab.Resume({self.path!r}), "
+                    "or save into a different folder"
                 )
 
     @contextmanager
@@ -153,13 +154,12 @@ class Save(Extra):
                 )
 
     def listen(self, rank: Rank) -> Listener:
-        """Collect on the way, and at the end."""
         return _Saving(rank, self)
 
     def finish(self, job: Job, reports: Sequence[_Report]) -> str:
-        """Write the file; returns its path. Where its place can't be written to, the file goes into
-        the working folder, the home folder or a temporary one, and a warning says where. NotSaved
-        where nothing can be written.
+        """Write the file, and return its path. If its place can't be written to, the file goes into
+        the working folder, the home folder or a temporary one, and a warning names it. Raises
+        NotSaved if it can't be written anywhere.
         """
         step = job.first_step + reports[0].steps
         arguments = [report.saved for report in reports], step, job.workload.name
@@ -180,14 +180,13 @@ class Save(Extra):
         return path
 
     def place(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
+        """The path for the checkpoint of a step."""
         return Path(self.path, f"step-{step:08}.safetensors") if self.every else Path(self.path)
 
     def write(self, saved: Sequence[Saved], step: int, model: str, began: int) -> str:
-        """Write a checkpoint and remove those that are older than the last `keep`, but for the one
-        that the run began from, which a comparison with one process reads again; returns its path.
-        FloatingPointError where training went wrong: no such checkpoint takes the place of a good
-        one.
+        """Write a checkpoint, remove those older than the last `keep`, and return its path. The one
+        that the run began from stays, because a comparison with one process reads it again. Raises
+        FloatingPointError if training went wrong, so that no such checkpoint replaces a good one.
         """
         if any(tensor.isnan().any() for each in saved for tensor in each.parts.values()):
             raise FloatingPointError(
@@ -209,8 +208,8 @@ def _failed(path: Path, why: Exception) -> str:
 
 
 def _elsewhere(place: Path, arguments: tuple) -> str | None:
-    """Write a checkpoint where there is another place for it; returns its path, or None where there
-    is none.
+    """Write a checkpoint to the first other place that takes it. Returns its path, or None if none
+    does.
     """
     for folder in (os.getcwd, Path.home, tempfile.mkdtemp):
         with suppress(OSError, RuntimeError, ValueError):  # ValueError: nobody may write there
@@ -234,8 +233,8 @@ class _Saving(Listener):
         self.rank, self.save, self.steps, self.failed = rank, save, 0, []
 
     def end(self, event: str, losses: Sequence[float]) -> None:
-        """Between two steps: stop if that was asked for, or save if it is time. At the last one,
-        `report` does it.
+        """Between two steps, stop if that was asked for, or save if it is time. After the last
+        step, `report` saves.
         """
         context, job, self.steps = self.rank.context, self.rank.job, len(losses)
         if self.steps == job.options.steps:
@@ -256,13 +255,12 @@ class _Saving(Listener):
                 self.failed.append(f"step {step} ({error})")
 
     def collect(self) -> Saved:
-        """What this rank saves of the stages that it answers for."""
+        """What this rank saves of the stages that it counts."""
         rank = self.rank
         own = own_stages(rank.context.rank, rank.job.schedule)
         return collect((rank.modules[stage] for stage in own), rank.optimizer, rank.names)
 
     def report(self) -> _Report:
-        """The last checkpoint's part."""
         return _Report(self.collect(), self.steps, tuple(self.failed))
 
 
@@ -278,7 +276,7 @@ def steps_in(folder: str | os.PathLike) -> dict[int, Path]:
 def newest(folder: str | os.PathLike) -> tuple[Checkpoint, list[str]]:
     """The last whole checkpoint in a folder, and what is wrong with those after it.
 
-    Raises FileNotFoundError when there is none, CheckpointError when all are damaged.
+    Raises FileNotFoundError when there is none, and CheckpointError when all are damaged.
     """
     wrong: list[str] = []
     for _, path in sorted(steps_in(folder).items(), reverse=True):

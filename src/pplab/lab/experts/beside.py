@@ -1,9 +1,9 @@
-"""The halves of an overlap beside each other, layer by layer: while one's tokens are on the wire,
-the other computes.
+"""Run the halves of an overlap at the same time, layer by layer: one computes while the other's
+tokens are on the wire.
 
 Each half runs in a thread of its own. On a GPU both put their work into one stream, in the order of
-their turns: so what one computes runs while the other's all-to-all, which has a stream of its own,
-is under way.
+their turns. An all-to-all has a stream of its own, so one half computes while the other's
+all-to-all is under way.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _LOOK_S = 1.0  # a pair that takes longer says which half it is in
 
 @dataclass(frozen=True)
 class Beside(Extra):
-    """Run the halves of overlaps beside each other. `pieces`: on a CPU, how long the pieces of a
-    layer shall last.
+    """Run the halves of overlaps at the same time. `pieces` sets how long the pieces of a layer
+    last (on a CPU only).
 
-    What a `Meter` counts is the first pass; there, where there is one, halves run one after the
+    A `Meter` counts in the first pass, so with a `Meter` the halves of that pass run one after the
     other.
     """
 
@@ -39,7 +39,7 @@ class Beside(Extra):
     name = "beside"
 
     def check(self, job: Job) -> Job:
-        """ValueError where the workload has a way of its own to run overlaps."""
+        """Raise ValueError where the workload runs overlaps in a way of its own."""
         if job.workload.overlap is not None:
             raise ValueError(
                 "the workload runs its overlaps itself (`overlap`): leave that out, or lab.Beside"
@@ -47,15 +47,14 @@ class Beside(Extra):
         return replace(job, how="paced") if self.pieces else job
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """ValueError for pieces on a GPU."""
+        """Raise ValueError for pieces on a GPU."""
         if self.pieces and devices[0] != "cpu":
             raise ValueError(
-                "pieces are paced on a CPU; on a GPU they last as long as they do: leave `pieces` "
-                "out"
+                "pieces are paced on a CPU only, and on a GPU they take as long as they take: "
+                "leave `pieces` out"
             )
 
     def listen(self, rank: Rank) -> Listener:
-        """Run this rank's overlaps."""
         turns = wire_of(rank).turns = Turns(rank.context.device, self.pieces)
         turns.stages = rank.stages
         for stage in rank.stages.values():
@@ -65,11 +64,9 @@ class Beside(Extra):
         return Taking(turns, rank.overlap, metered)
 
     def finish(self, job: Job, reports: Sequence[Late]) -> Late:
-        """How late paced pieces were, on all ranks together."""
         return Late(*(sum(getattr(each, name) for each in reports) for name in vars(Late())))
 
     def lines(self, found: Late) -> list[str]:
-        """How many pieces took longer than they were told to."""
         if not found.pieces:
             return []
         too_long = f"{found.overran} took {1e3 * found.overran_s:.1f} ms too long"
@@ -77,7 +74,7 @@ class Beside(Extra):
 
 
 class Taking(Listener):
-    """Every action takes its turn, in an overlap or alone."""
+    """Lets every action take its turn, in an overlap or alone."""
 
     events = frozenset(("action", "call", "row", "steps"))
 
@@ -86,7 +83,6 @@ class Taking(Listener):
         pairs.in_turn = metered
 
     def begin(self, event: str, what: object) -> None:
-        """An action begins, or the measured steps do."""
         if event == "steps":
             self.turns.late = Late()
         elif event != "row":
@@ -100,15 +96,14 @@ class Taking(Listener):
             self.turns.end()
 
     def report(self) -> Late:
-        """How late pieces were."""
         self.pairs.close()
         return self.turns.late
 
 
 class Pairs:
-    """Runs the halves of an overlap, each in a thread: functions without arguments, partial ones
-    whose first argument is the action. Raises what the first that fails raises, and doesn't wait
-    for the other: its run is over.
+    """Runs the halves of an overlap, each in a thread. A half is a function without arguments, a
+    partial one whose first argument is the action. If one fails, its error is raised without
+    waiting for the other, because the run of the other is over.
     """
 
     def __init__(self, turns: Turns, watch: Callable[..., None]):
@@ -117,7 +112,7 @@ class Pairs:
         self._done: SimpleQueue = SimpleQueue()
 
     def __call__(self, *calls: partial) -> list[object]:
-        """Run them; returns what they return."""
+        """Run them, and return what they return."""
         if self.in_turn:
             return [call() for call in calls]
         while len(self._todo) < len(calls):
@@ -144,7 +139,7 @@ class Pairs:
         self._todo.clear()
 
     def _next(self, halves: Sequence[Half]) -> tuple[int, object, BaseException | None]:
-        """What is done next. Who waits long for it is told where each half is."""
+        """What is done next. After a long wait, `watch` is told where each half is."""
         said = ""
         while True:
             try:
@@ -171,7 +166,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Settings:
-    """What torch keeps per thread, as the thread has it that asks for a pair."""
+    """The settings that torch keeps per thread, copied from the thread that asks for a pair."""
 
     device: torch.device
     stream: cuda.Stream | None
@@ -180,7 +175,7 @@ class Settings:
 
     @classmethod
     def of(cls, device: torch.device) -> Settings:
-        """This thread's."""
+        """The settings of this thread."""
         stream = cuda.current_stream(device) if device.type == "cuda" else None
         return cls(device, stream, torch.get_num_threads(), torch.is_grad_enabled())
 
@@ -193,11 +188,11 @@ class Settings:
         torch.set_grad_enabled(self.grad)
 
     def __exit__(self, *error: object) -> None:
-        """A thread of a pair does nothing else."""
+        """Does nothing, since a thread of a pair does nothing else."""
 
 
 def weights_in_pieces(stage: Stage, turns: Turns, microbatch: int) -> tuple[()]:
-    """`Stage.backward_weight`, piece by piece: between two of them another half may compute."""
+    """Run `Stage.backward_weight` piece by piece. Between two pieces the other half may compute."""
     products, half = stage.due.pop(microbatch), turns.half((stage.index, microbatch))
     for number, (piece, count) in enumerate(turns.put_off.pop((stage.index, microbatch), [])):
         if number:

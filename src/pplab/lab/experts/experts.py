@@ -1,5 +1,5 @@
-"""Experts spread over replicas: each rank of them has a part of a stage's experts, and tokens go
-where theirs are.
+"""Experts spread over replicas: each rank of them has a part of a stage's experts, and tokens go to
+the rank that has theirs.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from .wire import Wire, layers_of, wire_of
 class Experts(Extra):
     """Spread every layer's experts over the replicas of a schedule (`lab.replicate`).
 
-    Ranks that run the same row in different replicas share experts. Every token of theirs goes to
-    the rank that has its expert, and back, by all-to-alls in the forward and the backward; an
-    expert's gradients come from the tokens of all.
+    Ranks that run the same row in different replicas share experts. All-to-alls take each of their
+    tokens to the rank that has its expert and back, in the forward and in the backward. An expert's
+    gradients come from the tokens of all.
     """
 
     name = "experts"
     needs_pplab = "spread experts need replicas, and those need pplab's engine"
 
     def check(self, job: Job) -> Job:
-        """ValueError for a model without experts, or with a number of them that doesn't divide; and
-        for what counts or keeps every weight of a stage once, on its first rank.
+        """Raise ValueError for a model without experts or with a number of them that doesn't
+        divide, and for extras that count or keep every weight of a stage on its first rank.
         """
         replicas = len(job.schedule.replicas)
         count = getattr(getattr(job.workload, "config", None), "num_experts", None)
@@ -52,7 +52,7 @@ class Experts(Extra):
         return job
 
     def listen(self, rank: Rank) -> Listener:
-        """Leave this rank its experts, and open the way to the others."""
+        """Keep this rank's experts, and connect it with the ranks that have the others."""
         wire, groups = wire_of(rank), sharing(rank.job.schedule)
         for ranks in groups:  # all ranks ask for all, in one order
             both = [
@@ -70,7 +70,6 @@ class Experts(Extra):
         return Copies(rank, wire)
 
     def lines(self, found: tuple[int, ...]) -> list[str]:
-        """What was sent."""
         return [
             f"tokens sent      {', '.join(f'{each:,}' for each in found)} per rank, in all forwards"
         ]
@@ -81,15 +80,15 @@ class Experts(Extra):
 
 
 def sharing(schedule: Schedule) -> list[tuple[int, ...]]:
-    """Which ranks share experts: those in the same place of every replica, which run the same
+    """The ranks that share experts, which are in the same place of every replica and run the same
     row.
     """
     return list(zip(*schedule.replicas, strict=True))
 
 
 def keep(experts: nn.ModuleDict, rank: Rank, mine: int, of: int) -> None:
-    """Leave in a layer the share of its experts that this rank has; no other rank of the sharing
-    has them.
+    """Keep in a layer only this rank's share of its experts. No other rank that shares them has
+    these.
     """
     names = list(experts)
     share = len(names) // of
@@ -122,7 +121,6 @@ class Copies(Listener):
                     self.sums += [(apart, group)] if apart else []
 
     def end(self, event: str, what: object) -> None:
-        """The row has been run."""
         for parameters, group in self.sums:
             with self.rank.doing(
                 "gradients of both copies' experts", "adding the experts' gradients"
@@ -136,5 +134,4 @@ class Copies(Listener):
                     p.grad.copy_(total.view_as(p))
 
     def report(self) -> int:
-        """How many copies of tokens went to other ranks."""
         return self.wire.sent

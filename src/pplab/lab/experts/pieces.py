@@ -1,13 +1,13 @@
-"""What an action on layers with experts consists of, and how long it takes, alone or beside
-another.
+"""The pieces of an action on layers with experts, and how long the action takes, alone or together
+with a second one.
 
 A layer's forward computes, is on the wire, computes, and is on the wire again:
 
     attention   dispatch   experts   combine
 
-Its input gradient has the same pieces in the opposite order, the gradient of its weights those two
-that compute. One rank computes one thing at a time. While one half of an overlap is on the wire,
-the other computes.
+Its input gradient has the same pieces in the opposite order, and the gradient of its weights has
+the two that compute. A rank computes one thing at a time. While one half of an overlap is on the
+wire, the other computes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Half = tuple[Any, ...]  # what `Pieces.of` takes, from its kind on
 
 @dataclass(frozen=True)
 class Pieces:
-    """How long the pieces of a layer's forward take, in ms. A weight gradient: what its compute
-    takes.
+    """How long the pieces of a layer's forward take, in ms. A weight gradient takes as long as what
+    it computes.
     """
 
     attention: float = 1.0
@@ -55,9 +55,9 @@ class Pieces:
     def of(self, kind: Kind, layers: int = 1, again: int = 0, head: float = 0) -> list[Piece]:
         """The pieces of an action of this kind on so many layers, in order.
 
-        Before the backward of `again` of the layers their forward runs again. A stage that has a
-        `head` has it behind its layers in a forward, and before them in the other kinds. ValueError
-        for more layers again than there are.
+        Before the backward of `again` of the layers, their forward runs a second time. A stage with
+        a `head` runs it after its layers in a forward, and before them in the other kinds. Raises
+        ValueError for more layers again than there are.
         """
         layers = positive_int("layers of a half", layers, 0)
         if not 0 <= again <= layers:
@@ -75,8 +75,8 @@ class Pieces:
         return last + back * (layers - again) + (forward + back) * again
 
     def at_best(self, one: Half, other: Half) -> float:
-        """How long a pair takes in the best order of its pieces: one computes at a time, and one is
-        on the network.
+        """How long a pair takes in the best order of its pieces, when one computes and one is on
+        the network at a time.
 
         A half is what `of` takes.
 
@@ -86,8 +86,8 @@ class Pieces:
         return _at_best(self, one, other)
 
     def lasts(self, *halves: Half) -> float:
-        """How long halves take that run beside each other from one moment on, as `Beside` paces
-        them: who has waited longest computes first, and a piece on the network holds nothing up.
+        """How long halves take that start together, as `Beside` paces them. The one that has waited
+        longest computes first, and a piece on the network holds nothing up.
 
         >>> Pieces().lasts((F, 1)), Pieces().lasts((B, 1)), Pieces().lasts((F, 1), (B, 1))
         (4.0, 6.0, 6.0)
@@ -106,10 +106,10 @@ class Pieces:
             at[half] = free = max(at[half], free) + left[half].pop(0)[2]
 
     def costs(self, schedule: Schedule, num_layers: int, latency: float = 0) -> Costs:
-        """What the schedule's stages cost that have `num_layers` layers together, with a link's
-        latency.
+        """The costs of the schedule's stages, which have `num_layers` layers together, with a
+        link's latency.
 
-        ValueError unless they divide evenly.
+        Raises ValueError unless the layers divide evenly.
         """
         layers, rest = divmod(num_layers, schedule.num_stages)
         if rest or not layers:
@@ -125,8 +125,8 @@ class Pieces:
 
 @cache
 def _at_best(pieces: Pieces, one: Half, other: Half) -> float:
-    """From the end to the start: what is left once both are to begin a piece (Akers 1956, of two
-    jobs on machines).
+    """Count from the end to the start what is left once both begin a piece (Akers 1956, of two jobs
+    on machines).
 
     Both go on until their next pieces would use the same stream at once. Then one waits until the
     other's is done.

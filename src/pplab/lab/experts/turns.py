@@ -1,13 +1,13 @@
-"""Turns of what runs on one rank: one half of an overlap computes at a time, the other while the
-first is on the wire.
+"""Turns of what runs on one rank: one half of an overlap computes at a time, and the other while
+the first is on the wire.
 
-An action computes from its start to its end but for the time in which its tokens are on the wire:
-then it gives the rank's compute away, and takes it back. Alone it gets it back at once.
+An action computes from its start to its end, except while its tokens are on the wire. Then it gives
+the rank's compute away, and takes it back later. If it is alone it gets it back at once.
 
-Where pieces are paced, each lasts as long as it was told to, by a clock of the action's own that
-starts with it. What a thread sleeps too long isn't passed on to the piece behind; what a piece
-computes too long is. While one half lasts, the other may do what it has to: its own piece begins,
-by its clock, where the first one's ends.
+Paced pieces last as long as they should, by a clock of the action's own that starts with it. If a
+thread sleeps too long, the next piece doesn't start later for it, but if a piece computes too long,
+it does. While one half lasts, the other may compute, and by its clock its own piece begins where
+the first one's ends.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ class Half:
 
     @property
     def turn(self) -> tuple[float, int]:
-        """Who has the lower one goes first."""
+        """The half with the lower turn goes first."""
         return self.at_s, ORDER[self.action.kind]
 
     @property
     def key(self) -> tuple[int, int]:
-        """Under which what a forward leaves for its backward finds the backward's half."""
+        """The key under which a forward leaves something for its backward, so that the backward's
+        half finds it.
+        """
         return self.action.stage, self.action.microbatch
 
 
 @dataclass
 class Late:
-    """How far paced pieces were from what they should have been."""
+    """How far the times of paced pieces were from what they should have been."""
 
     pieces: int = 0
     overran: int = 0  # of these: their own work took longer
@@ -65,8 +67,8 @@ class Late:
 
 @dataclass(eq=False)
 class Turns:
-    """Who computes on this rank. `pieces`: how long pieces last at least; None: as long as they
-    do.
+    """Decides which half computes on this rank. `pieces` sets how long pieces last at least (None:
+    as long as they take).
     """
 
     device: torch.device
@@ -96,7 +98,7 @@ class Turns:
         return self.halves.get(key)
 
     def together(self, actions: Sequence[Action]) -> list[Half]:
-        """These begin now, beside each other."""
+        """Let these halves begin now, at the same time."""
         now = time.perf_counter()
         state = random_state(self.device)
         halves = [Half(action, now, random=state) for action in actions]
@@ -105,17 +107,17 @@ class Turns:
         return halves
 
     def apart(self, halves: Sequence[Half]) -> None:
-        """They are done. The first one's random numbers go on, as if it had run alone."""
+        """Say that they are done. The first one's random numbers go on as if it had run alone."""
         if self._drew not in (None, halves[0]):
             set_random_state(self.device, halves[0].random)
         self._drew = None
 
     def run(self, half: Half) -> None:
-        """This thread runs that half."""
+        """Say that this thread runs that half."""
         self._own.half = half
 
     def begin(self, action: Action) -> None:
-        """An action begins in this thread; it goes on once it may compute."""
+        """Begin an action in this thread. This returns once it may compute."""
         half = getattr(self._own, "half", None)
         if half is None:
             half = self._own.half = self.halves[action.stage, action.microbatch] = Half(
@@ -124,7 +126,7 @@ class Turns:
         self._take(half)
 
     def end(self) -> None:
-        """It is done."""
+        """End it."""
         half, self._own.half = self._own.half, None
         self._backward_piece(half)
         for piece, _ in self.put_off.pop(half.key, []) if half.action.kind is W else []:
@@ -132,7 +134,7 @@ class Turns:
         self._give(half, DONE)
 
     def give(self, half: Half, name: str, backward: bool) -> None:
-        """Its tokens go on the wire: others may compute."""
+        """Called when its tokens go on the wire, so that others may compute."""
         if backward:
             self._backward_piece(half)
             half.behind = EXPERTS if name == COMBINE else ATTENTION
@@ -141,7 +143,7 @@ class Turns:
         self._give(half, ON_THE_WIRE, self.seconds.get(name, 0))
 
     def take_back(self, half: Half, name: str) -> None:
-        """Its tokens are there: it waits until it may compute."""
+        """Called when its tokens are there. It waits until it may compute."""
         if self.seconds:
             self._count(half)
             self._sleep(half)
@@ -150,13 +152,13 @@ class Turns:
         self._take(half)
 
     def pause(self, half: Half) -> None:
-        """A piece of it is done, and another half may compute before it goes on."""
+        """Called when a piece of it is done. The other half may compute before it goes on."""
         self._give(half, WAITS)
         self._take(half)
 
     def lasts(self, half: Half, piece: str, times: int = 1) -> None:
-        """A piece has computed: wait until its time is up. What another half computes meanwhile
-        counts from then on.
+        """Called when a piece has computed. It waits until the piece's time is up, and what the
+        other half computes meanwhile counts from then on.
         """
         if self.seconds:
             half.at_s += times * self.seconds[piece]
@@ -166,8 +168,8 @@ class Turns:
             self._sleep(half)
 
     def _backward_piece(self, half: Half) -> None:
-        """A backward is through with what it computed since its tokens were on the wire, if they
-        were.
+        """Called when a backward has finished what it computed since its tokens were on the wire,
+        if they were.
         """
         if half.behind:
             self.lasts(half, half.behind, 1 if half.action.kind is I else 2)
@@ -178,7 +180,7 @@ class Turns:
                 half.due = due
 
     def _count(self, half: Half) -> None:
-        """A piece's own work is done, in time or too late."""
+        """Count a piece whose own work is done, in time or too late."""
         self.late.pieces += 1
         if (late_s := time.perf_counter() - half.at_s) > 0:
             self.late.overran += 1
@@ -186,7 +188,7 @@ class Turns:
             half.at_s += late_s
 
     def _sleep(self, half: Half) -> None:
-        """Until what it has done so far should have ended."""
+        """Sleep until what it has done so far should have ended."""
         if (left_s := half.at_s - time.perf_counter()) > 0:
             time.sleep(left_s)
 
@@ -219,7 +221,7 @@ class Turns:
                 self._drew = half
 
     def _waits(self, half: Half) -> float:
-        """How long a half has to wait at most before it looks again; 0 when it may compute."""
+        """How long a half may wait before it looks again, or 0 when it may compute."""
         if self._computes is not None:
             return inf
         for other in self.halves.values():

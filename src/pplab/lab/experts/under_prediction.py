@@ -1,6 +1,4 @@
-"""Schedules by real processes whose pieces are paced, each beside what the simulation says of
-it.
-"""
+"""Run schedules with real processes and paced pieces, and put each next to its simulation."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ class UnderPrediction:
 
     @property
     def timelines(self) -> list[Timeline]:
-        """Of each schedule the simulated step and the measured one: `pp.compare` draws them one
+        """For each schedule the simulated step and the measured one. `pp.compare` draws them one
         above the other.
         """
         return [timeline for row in self.rows for timeline in (row.simulated, row.measured)]
@@ -86,13 +84,13 @@ def measure_under(
     rounds: int = 1,
     **options: object,
 ) -> UnderPrediction:
-    """Run each schedule with its pieces paced, `latency_ms` for each message, and its pairs beside
-    each other; experts are spread where there are replicas. The simulation has the pieces' times,
-    and none of the measured ones.
+    """Run each schedule with paced pieces, `latency_ms` for each message, and the halves of its
+    pairs at the same time. Experts are spread if there are replicas. The simulation gets the
+    pieces' times, and none of the measured ones.
 
     Each of `rounds` runs `steps` steps of every schedule in turn, so that a slow spell of the
-    machine hits more than one. `options` are those of `Pool.train`. Raises ValueError where the
-    workload's layers don't divide into a schedule's stages.
+    machine hits more than one of them. `options` are those of `Pool.train`. Raises ValueError where
+    the workload's layers don't divide into a schedule's stages.
     """
     costs = [pieces.costs(schedule, workload.num_layers, latency_ms) for schedule in schedules]
     slow = [Pace(Costs(1e-6, 0, 0, latency=latency_ms, unit="ms"))] * (latency_ms > 0)

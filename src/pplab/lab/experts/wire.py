@@ -1,8 +1,8 @@
-"""How tokens get to their experts and back: by all-to-alls between the ranks that share a stage's
-experts, or, where a rank has all of them, by nothing but the time that it would take.
+"""Send tokens to their experts and back: by all-to-alls between the ranks that share a stage's
+experts, or, where a rank has all of them, only by waiting as long as that takes.
 
-A layer with experts has an attribute `wire`, None until an extra of a run prepares it. Whoever
-wants to use the time while tokens are under way sets the wire's `turns`.
+A layer with experts has an attribute `wire`, which is None until an extra of a run sets it. To use
+the time while tokens are under way, set the `turns` of the wire.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plan:
-    """Where the tokens of one layer go: `given[rank][expert]` of this rank's, and
-    `taken[rank][expert]` of all ranks' for the experts that this rank has.
+    """Where the tokens of one layer go: `given[rank][expert]` counts this rank's, and
+    `taken[rank][expert]` counts those of all ranks for the experts that this rank has.
     """
 
     given: Tensor
@@ -34,9 +34,9 @@ class Plan:
 
 
 class Wire:
-    """The way of one rank's tokens. `groups`: of the ranks that share experts, one for what belongs
-    to forwards and one for what belongs to backwards: two halves of an overlap may send at once,
-    and their messages must not mix.
+    """The way of one rank's tokens. `groups` are two groups of the ranks that share experts, one
+    for forwards and one for backwards, because two halves of an overlap may send at once and their
+    messages must not mix.
     """
 
     def __init__(self, rank: Rank):
@@ -46,19 +46,19 @@ class Wire:
         self.sent = 0  # copies of tokens that forwards have sent to other ranks
 
     def dispatch(self, tokens: Tensor, counts: Tensor) -> tuple[Tensor, Plan]:
-        """Of tokens sorted by expert, so many for each: those for this rank's experts, by rank,
-        then by expert.
+        """Send out tokens that are sorted by expert, so many for each. Returns those for this
+        rank's experts, by rank, then by expert.
         """
         given = counts.view(self.groups[0].size() if self.groups else 1, -1)
         plan = Plan(given, given if not self.groups else torch.empty_like(given))
         return Crossing.apply(tokens, self, DISPATCH, plan), plan
 
     def combine(self, tokens: Tensor, plan: Plan) -> Tensor:
-        """What experts made of them goes back to where the tokens came from."""
+        """Send what the experts made of them back to where the tokens came from."""
         return Crossing.apply(tokens, self, COMBINE, plan)
 
     def cross(self, x: Tensor, name: str, plan: Plan, backward: bool, key: object) -> Tensor:
-        """One way, of tokens or of their gradients. Meanwhile another half may compute."""
+        """Send tokens or their gradients one way. Meanwhile the other half may compute."""
         half = self.turns and self.turns.half(key)
         if half:
             self.turns.give(half, name, backward)
@@ -97,7 +97,7 @@ class Wire:
 
 
 class Crossing(torch.autograd.Function):
-    """Tokens (N, C) cross in the forward, their gradients cross back in the backward."""
+    """Sends tokens (N, C) in the forward and their gradients back in the backward."""
 
     @staticmethod
     def forward(ctx, x: Tensor, wire: Wire, name: str, plan: Plan) -> Tensor:

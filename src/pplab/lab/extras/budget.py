@@ -1,5 +1,5 @@
-"""A rank holds so much and no more: where it would need more, the run ends and says where and
-why.
+"""A limit on the bytes of a rank. Where a rank would need more, the run ends, and the error names
+where and why.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .meter import Counting, Held, Meter, readable_bytes
 
 
 class OutOfMemoryError(MemoryError):
-    """A rank needs more than its budget. The caller is told by a RankError, whose `rank` and
-    `action` say where.
+    """A rank needs more than its budget. The caller gets a RankError, whose `rank` and `action`
+    tell where.
     """
 
 
@@ -28,21 +28,21 @@ class OutOfMemoryError(MemoryError):
 class Budget(Meter):
     """End the run where a rank would hold more than `limit` bytes.
 
-    It is a `Meter`, too, so `run.held` is there, and its `memory` has the stages' state. On the
-    CPU, where no allocator counts, a rank holds what the meter counts and its state: weights,
-    gradients and what the optimizer keeps, all of it from the start, as where they have buffers of
-    their own. Else a schedule that can't train would run until the second step, the first with an
-    optimizer's state. Not counted are messages under way, and what an action needs only while it
-    computes.
+    It also works as a `Meter`, so `run.held` is there, and its `memory` includes the stages' state.
+    On the CPU no allocator counts, so a rank holds what the meter counts and its state: weights,
+    gradients and what the optimizer keeps. The state counts from the start, as if it had buffers of
+    its own. Otherwise a schedule that can't train would run until the second step, the first with
+    an optimizer's state. Messages under way don't count, and neither does what an action needs only
+    while it computes.
 
-    An action that another microbatch has run on that stage before is refused before it runs, for it
-    takes as much. Of the first nobody knows: it runs, and then the run ends. All that happens in
-    the first pass, which isn't timed. Every step holds as much, so the others run without a count.
+    An action that has already run on that stage for a different microbatch is refused before it
+    runs, because it takes as much. The first one's size isn't known, so it runs, and then the run
+    ends. All this happens in the first pass, which isn't timed. Every step holds as much, so the
+    other steps run without a count.
 
     On a GPU it is the limit of the process' allocator (torch's `set_per_process_memory_fraction`)
-    in all steps. That counts whatever it hands out, with what it keeps to hand out again, and the
-    gradients and the optimizer's state from when they are there. Afterwards the limit is what it
-    was.
+    in all steps. The allocator counts what it hands out and what it keeps to hand out again, and
+    gradients and the optimizer's state once they exist. Afterwards the limit is restored.
     """
 
     limit: float
@@ -59,18 +59,17 @@ class Budget(Meter):
             )
 
     def check(self, job: Job) -> Job:
-        """In place of other meters. ValueError for two budgets."""
+        """The job with this Budget as its only meter. Raises ValueError for two budgets."""
         if sum(isinstance(extra, Budget) for extra in job.extras) > 1:
             raise ValueError("a run has one Budget, which is every rank's: leave the others out")
         others: tuple[Extra, ...] = tuple(extra for extra in job.extras if type(extra) is not Meter)
         return replace(job, extras=others, engine=partial(train_within, self.limit, job.engine))
 
     def listen(self, rank: Rank) -> Listener:
-        """Count on this rank, and look whether there is room where no allocator does."""
+        """Count on this rank, and check for room where no allocator does."""
         return _Bounded(rank, inf if rank.context.device.type == "cuda" else self.limit)
 
     def lines(self, found: Held) -> list[str]:
-        """The budget, and what the meter says."""
         state = ", ".join(map(readable_bytes, found.state_of))
         return [
             f"budget           {readable_bytes(self.limit)}; state of each stage: {state}",
@@ -79,7 +78,7 @@ class Budget(Meter):
 
 
 class _Bounded(Counting):
-    """Counts, and raises OutOfMemoryError where that and the state are more than `limit`."""
+    """Counts, and raises OutOfMemoryError where the count and the state exceed `limit`."""
 
     def __init__(self, rank: Rank, limit: float):
         super().__init__(rank)
@@ -91,12 +90,12 @@ class _Bounded(Counting):
         if self.state > limit:
             raise OutOfMemoryError(
                 f"weights, gradients and the optimizer's state of {self.name} take "
-                f"{readable_bytes(self.state)}, and the budget is "
-                f"{readable_bytes(limit)}: give it less of the model (another cut, or more ranks)"
+                f"{readable_bytes(self.state)}, and the budget is {readable_bytes(limit)}: give "
+                "it less of the model (a different cut, or more ranks)"
             )
 
     def begin(self, event: str, what: Action) -> None:
-        """Refuse an action for which there is no room, if another microbatch has shown what it
+        """Refuse an action for which there is no room, if an earlier microbatch has shown what it
         takes.
         """
         if event == "action" and (what.stage, what.kind) in self.found.changes:
@@ -106,7 +105,6 @@ class _Bounded(Counting):
         super().begin(event, what)
 
     def end(self, event: str, what: Action) -> None:
-        """Look whether there was room."""
         super().end(event, what)
         if event == "action":
             self._look(f"{what} took", self._before, self.meter.lately - self._before)
@@ -119,8 +117,8 @@ class _Bounded(Counting):
 
 
 def state_bytes(module: nn.Module, options: Options) -> int:
-    """A stage's weights, buffers, gradients, and what the optimizer will keep for it after its
-    first step.
+    """The bytes of a stage's weights, buffers and gradients, and of what the optimizer will keep
+    for it after its first step.
     """
     found = sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
     for name, p in module.named_parameters():
@@ -138,7 +136,7 @@ def state_bytes(module: nn.Module, options: Options) -> int:
 
 
 def train_within(limit: float, engine: Callable, context: RankContext, job: Job) -> RankReport:
-    """Run the engine, on a GPU with no more than `limit` bytes to hand out."""
+    """Run the engine. A GPU's allocator hands out no more than `limit` bytes."""
     if context.device.type != "cuda":
         return engine(context, job)
     device = context.device

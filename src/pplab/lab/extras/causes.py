@@ -1,11 +1,11 @@
-"""Why a run's gradients aren't those of one process. Opened when they aren't; every cause it names
-was measured.
+"""Find out why a run's gradients aren't those of one process. This file is opened only then, and
+every cause that it names was measured.
 
-One factor of all gradients comes first, and explains all that differs. Otherwise one process has
-the whole model and the whole batch, and looks for what a pipeline can't do alike: random numbers,
-which are drawn in another order; modules that look at all samples that they are given; mean losses
-that don't count alike; digits that rounding takes; weights and batches that every process makes for
-itself, and not the same.
+If all gradients differ by one factor, it comes first and explains all differences. Otherwise one
+process gets the whole model and the whole batch, and looks for what a pipeline can't do in the same
+way: random numbers drawn in a different order, modules that look at all samples that they are
+given, mean losses that don't count alike, digits lost to rounding, and weights or batches that
+every process makes for itself, and differently.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _LOW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Causes(Extra):
-    """Compares gradients with those of one process, and where they differ says why: each cause was
+    """Compare gradients with those of one process, and explain where they differ. Every cause was
     measured.
     """
 
     name = "causes"
 
     def check(self, job: Job) -> Job:
-        """With the comparison."""
+        """The job with the comparison switched on."""
         return replace(job, options=replace(job.options, check_gradients=True), explain=find_causes)
 
 
@@ -66,8 +66,8 @@ def find_causes(
     reports: Sequence[RankReport],
     whole: Whole,
 ) -> tuple[str, ...]:
-    """What makes gradients differ, by what the ranks report and one process found. `on_rank_0`
-    calls a function there, at least.
+    """The causes of different gradients, given what the ranks report and what one process found.
+    `on_rank_0` calls a function at least on rank 0.
     """
     if names := _names(reports, whole):
         return (names,)
@@ -77,8 +77,8 @@ def find_causes(
 
 
 def _names(reports: Sequence[RankReport], whole: Whole) -> str:
-    """What is said where the stages' parameters with gradients aren't those of the whole model,
-    otherwise "".
+    """The cause if the stages' parameters with gradients aren't those of the whole model, otherwise
+    "".
     """
     ours = {name: gradient for each in reports for name, gradient in each.gradients.items()}
     missing = sorted(
@@ -98,7 +98,7 @@ def _names(reports: Sequence[RankReport], whole: Whole) -> str:
 
 @np.errstate(all="ignore")
 def _factor(job: Job, report: GradientReport, reports: Sequence[RankReport], whole: Whole) -> str:
-    """What is said where all gradients are one factor too large or too small, otherwise ""."""
+    """The cause if all gradients are too large or too small by one factor, otherwise ""."""
     M, loss, one, noise = (
         job.schedule.num_microbatches,
         whole.loss,
@@ -139,7 +139,7 @@ def _factor(job: Job, report: GradientReport, reports: Sequence[RankReport], who
 
 
 def _look_for_causes(context: RankContext, job: Job, report: GradientReport) -> tuple[str, ...]:
-    """On rank 0, what one process finds that makes gradients differ; () on the others."""
+    """On rank 0, what one process finds that makes gradients differ, and () on the others."""
     if context.rank != 0:
         return ()
     context.watch("looking why gradients differ")
@@ -152,7 +152,7 @@ def _look_for_causes(context: RankContext, job: Job, report: GradientReport) -> 
 
 
 def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[str]:
-    """One after the other; "" for what isn't one."""
+    """Look for the causes one after the other, and give "" for each that doesn't apply."""
     workload, num_stages = job.workload, job.schedule.num_stages
     model, batch = workload.build_whole().to(context.device), workload.batch(0).to(context.device)
     anew = [*_another_batch(workload, batch), *_other_weights(workload, model, num_stages)]
@@ -186,7 +186,7 @@ def _causes(context: RankContext, job: Job, report: GradientReport) -> Iterator[
 
 
 def _another_batch(workload: Workload, batch: Batch) -> Iterator[str]:
-    """Whether the batch is another one when it is made again."""
+    """Whether the batch is different when it is made a second time."""
     again = workload.batch(0).to(batch.target.device)
     if len(batch.tensors) != len(again.tensors) or not all(
         map(_same, batch.tensors, again.tensors)
@@ -198,7 +198,7 @@ def _another_batch(workload: Workload, batch: Batch) -> Iterator[str]:
 
 
 def _other_weights(workload: Workload, model: nn.Module, num_stages: int) -> Iterator[str]:
-    """Whether stages that are built here begin with other weights than the model that was."""
+    """Whether stages built here begin with weights that the whole model doesn't have."""
     own, other = dict(model.named_parameters()), []
     for stage in range(num_stages):
         built = {stage: workload.build_stage(stage, num_stages)}
@@ -215,8 +215,8 @@ def _other_weights(workload: Workload, model: nn.Module, num_stages: int) -> Ite
 
 @dataclass
 class _Whole:
-    """The whole model in one process, with the batch. The modes of its modules change from question
-    to question.
+    """The whole model in one process, with the batch. Each question sets the modes of its
+    modules.
     """
 
     workload: Workload
@@ -228,7 +228,7 @@ class _Whole:
     steady: bool = True  # whether it gives the same output twice
 
     def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The output, of several the first, and the loss with what layers add."""
+        """The output (the first of several), and the loss with what layers add."""
         with autocast(batch.target.device, self.dtype), listening() as added:
             found = self.model(*batch.inputs, **batch.context)
             loss = sum(added, self.workload.loss(found, batch.target))
@@ -236,7 +236,7 @@ class _Whole:
         return found if isinstance(found, Tensor) else found[0], loss
 
     def not_finite(self) -> str:
-        """Where the first number is that isn't one, forward and then backward."""
+        """Where the first number appears that isn't finite, forward and then backward."""
         given = {"the batch's inputs": self.batch.inputs, "the batch's target": self.batch.target}
         given |= {f"the weight {name}": p for name, p in self.model.named_parameters()}
         found = [what for what, value in given.items() if not _finite(value)]
@@ -267,7 +267,7 @@ class _Whole:
 
     def unasked(self) -> str:
         """Whether a layer gives a loss of its own a gradient by itself, whatever gradient comes to
-        it.
+        the layer.
         """
         (self.run(self.batch)[1] * 0).backward()
         found = [
@@ -288,7 +288,7 @@ class _Whole:
 
     @torch.no_grad()
     def random(self) -> str:
-        """Whether the forward is another one the second time, since it draws random numbers."""
+        """Whether the forward differs the second time, since it draws random numbers."""
         device = self.batch.target.device
         before, first = random_state(device)[-1], self.run(self.batch)[0]
         self.draws = not torch.equal(before, random_state(device)[-1])
@@ -317,7 +317,7 @@ class _Whole:
 
     @torch.no_grad()
     def across_samples(self) -> str:
-        """Whether a sample's output depends on the others that a module is given with it."""
+        """Whether a sample's output depends on the other samples that a module is given with it."""
         norms = {
             n: m for n, m in self.model.named_modules() if isinstance(m, _BatchNorm) and m.training
         }
@@ -346,8 +346,9 @@ class _Whole:
         return _relative(torch.cat(parts), together)
 
     def uneven(self) -> str:
-        """Whether the microbatches' losses don't make the batch's, though every output is the same.
-        Gradients tell: a model that has learned nothing yet has the same loss on every sample.
+        """Whether the microbatches' losses don't add up to the batch's, although every output is
+        the same. Gradients tell, because a model that has learned nothing yet has the same loss on
+        every sample.
         """
         self.model.eval()
         with torch.no_grad():
@@ -394,7 +395,7 @@ class _Whole:
         return math.fsum(x.item() for x in losses), found
 
     def rounded(self) -> str:
-        """How much rounding alone changes the gradients of weights of few digits."""
+        """How much rounding alone changes the gradients of weights in low precision."""
         low = [p.dtype for p in self.model.parameters() if p.dtype in _LOW]
         if not low:
             return ""
@@ -423,7 +424,9 @@ class _Whole:
 
     @torch.no_grad()
     def otherwise(self, num_stages: int) -> str:
-        """Whether the stages, one after the other, compute something else than the whole model."""
+        """Whether the stages, one after the other, compute something different from the whole
+        model.
+        """
         # with averages as they were
         self.model = self.workload.build_whole().to(self.batch.target.device).eval()
         x = self.batch.inputs
@@ -453,7 +456,7 @@ class _Whole:
         return found
 
     def _noise(self) -> float:
-        """What another order of sums can change at most, relative, in the dtype of the
+        """How much a different order of sums can change at most, relatively, in the dtype of the
         computation.
         """
         low = [p.dtype for p in self.model.parameters() if p.dtype in _LOW]
@@ -470,7 +473,7 @@ def _look(what: str, found: list[str]) -> Callable:
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Whether both have the same elements. A NaN is the same as a NaN."""
+    """Whether both have the same elements, where NaN equals NaN."""
     return a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 

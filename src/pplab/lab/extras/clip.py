@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients of the model, whichever ranks they are on, each parameter
+"""Clip by the norm of all gradients of the model, whichever ranks they are on, with each parameter
 counted once.
 """
 
@@ -33,7 +33,7 @@ class Clip(Extra):
     }
 
     def check(self, job: Job) -> Job:
-        """ValueError unless the limit is a number above 0."""
+        """Raise ValueError unless the limit is a number above 0."""
         if not (type(self.max_norm) in (int, float) and 0 < self.max_norm < math.inf):
             raise ValueError(
                 f"Clip's max_norm must be a number of more than 0, got {self.max_norm!r}"
@@ -41,11 +41,9 @@ class Clip(Extra):
         return job
 
     def lines(self, found: tuple[float, ...]) -> list[str]:
-        """The norms."""
         return [f"gradient norm    {' '.join(f'{norm:.4f}' for norm in found)}"]
 
     def listen(self, rank: Rank) -> Listener:
-        """Clip on this rank, together with the others."""
         return _Clipping(rank, self.max_norm)
 
 
@@ -59,7 +57,7 @@ class _Clipping(Listener):
         )
 
     def begin(self, event: str, what: object) -> None:
-        """All gradients are there, and no weight has changed."""
+        """Called when all gradients are there and no weight has changed."""
         context = self.rank.context
         with self.rank.doing("clipping", "clipping gradients"):
             norm = clip_gradients(
@@ -68,18 +66,17 @@ class _Clipping(Listener):
         self.norms.append(norm)
 
     def report(self) -> tuple[float, ...]:
-        """The norms, which are the same on all ranks."""
         return tuple(self.norms)
 
 
 def own_parameters(
     rank: int, schedule: Schedule, workload: Workload, modules: Mapping[int, nn.Module]
 ) -> list[nn.Parameter]:
-    """The parameters that this rank answers for, of its stages' `modules`: over all ranks, each
-    parameter once.
+    """The parameters among this rank's `modules` that this rank counts. Over all ranks, each
+    parameter is counted once.
 
-    Of a stage that several ranks keep, the first rank answers; of a weight that several stages
-    keep, the first stage.
+    A stage that several ranks keep is counted by the first of them, and a weight that several
+    stages keep is counted for the first stage.
     """
     tied = workload.tied(schedule.num_stages)
     elsewhere = {tuple(place) for places in tied.values() for place in places[1:]}
@@ -92,7 +89,7 @@ def own_parameters(
 
 
 def own_stages(rank: int, schedule: Schedule) -> list[int]:
-    """The stages that this rank answers for: those of which it is the first holder."""
+    """The stages of which this rank is the first holder."""
     places = enumerate(schedule.placement)
     return [
         stage for stage, place in places if rank == (place if isinstance(place, int) else place[0])
@@ -107,13 +104,13 @@ def clip_gradients(
     rank: int,
     num_ranks: int,
 ) -> float:
-    """Scale this rank's gradients by what brings the norm over all ranks down to `max_norm`;
-    returns that norm.
+    """Scale this rank's gradients so that the norm over all ranks is at most `max_norm`, and return
+    the norm before.
 
-    `own` are the parameters that this rank adds to the norm, `parameters` those whose gradients it
-    scales. All ranks must call: they exchange one number each. As `torch.nn.utils.clip_grad_norm_`
-    does in one process, gradients under the limit keep their values. Raises FloatingPointError on
-    all ranks when the norm isn't finite.
+    `own` are the parameters that this rank adds to the norm, and `parameters` are those whose
+    gradients it scales. All ranks must call this, because they exchange one number each. As with
+    `torch.nn.utils.clip_grad_norm_` in one process, gradients under the limit keep their values.
+    Raises FloatingPointError on all ranks when the norm isn't finite.
     """
     gradients = [p.grad for p in own if p.grad is not None]
     # each rank writes its own: the sum is the same everywhere

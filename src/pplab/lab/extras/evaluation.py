@@ -1,5 +1,5 @@
-"""Evaluation beside training: held-out batches through the same stages on the same ranks, forward
-only.
+"""Evaluation next to training: held-out batches go through the same stages on the same ranks,
+forward only.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ _NEEDED = (
 
 @dataclass(frozen=True)
 class Evaluate(Extra):
-    """The mean loss over held-out batches of one size after every so many steps, counted from the
-    first run's, and after the last one, unless an extra ended the run there, as `Save` does when it
-    is interrupted: the Run's `extras["evaluations"]`, pairs of a number of steps and a loss.
+    """Find the mean loss over held-out batches after every so many steps (counted from the first
+    run's), and after the last one. The Run's `extras["evaluations"]` has pairs of a number of steps
+    and a loss. If an extra ends the run, as `Save` does when it is interrupted, the last evaluation
+    is left out.
 
-    The batches run through the forwards of the run's own schedule, without dropout and gradients,
-    between two steps. What layers add to the loss counts, as in training: a layer that adds only
-    while it trains leaves it out. Training learns the same with them and without. `batches` are
-    such as the workload takes for training: a list or a DataLoader of batches, of pairs, or of
-    dicts, which is gone through at once and travels to the ranks; or an object with a length and
-    items, each a Batch, that loads them where they are wanted.
+    Between two steps, the batches run through the forwards of the run's own schedule, without
+    dropout and gradients. What layers add to the loss counts, as in training, unless a layer adds
+    it only while it trains. Training isn't changed by it. `batches` are such as the workload takes
+    for training. They can be a list or a DataLoader of batches, of pairs, or of dicts, which is
+    read at once and sent to the ranks. Or they can be an object with a length and items, each a
+    Batch, that loads them where they are needed.
     """
 
     every: int
@@ -60,8 +61,8 @@ class Evaluate(Extra):
     )
 
     def check(self, job: Job) -> Job:
-        """The job with these batches as `Batch`es. ValueError for none, and for some that don't
-        divide into the schedule's microbatches.
+        """The job with these batches as `Batch`es. Raises ValueError for none, and for batches that
+        don't divide into the schedule's microbatches.
         """
         positive_int("every", self.every)
         batches = self.batches
@@ -84,19 +85,16 @@ class Evaluate(Extra):
         return replace(job, extras=own)
 
     def listen(self, rank: Rank) -> Listener:
-        """Evaluate on this rank, together with the others."""
         return _Evaluating(rank, self)
 
     def finish(
         self, job: Job, reports: Sequence[list[tuple[int, float]]]
     ) -> tuple[tuple[int, float], ...]:
-        """All ranks' parts of the losses."""
         return tuple(
             (parts[0][0], sum(loss for _, loss in parts)) for parts in zip(*reports, strict=True)
         )
 
     def lines(self, found: tuple[tuple[int, float], ...]) -> list[str]:
-        """The losses, and when."""
         return [
             f"held-out loss    {', '.join(f'{loss:.4f} after step {step}' for step, loss in found)}"
         ]
@@ -124,7 +122,6 @@ class _Evaluating(Listener):
         )
 
     def end(self, event: str, losses: Sequence[float]) -> None:
-        """Between two steps."""
         self.step = self.rank.job.first_step + len(losses)
         if self.step % self.asked.every == 0:
             self._evaluate()
@@ -151,8 +148,8 @@ class _Evaluating(Listener):
         )
 
     def _loss(self, number: int) -> tuple[float, float]:
-        """This rank's part of a batch's loss, and what the batch counts for: samples or tokens, as
-        in training.
+        """This rank's part of a batch's loss, and what the batch counts for (samples or tokens, as
+        in training).
         """
         self.rank.context.watch(f"loading held-out batch {number}")
         batch, job = self.asked.batches[number], self.rank.job
@@ -182,14 +179,14 @@ class _Evaluating(Listener):
         return part, weight
 
     def report(self) -> list[tuple[int, float]]:
-        """This rank's parts, by the number of steps, the last one's with them."""
+        """This rank's parts by the number of steps, including the last step's."""
         if not self.rank.last and self.step not in dict(self.found):
             self._evaluate()
         return self.found
 
 
 class _Forwards:
-    """A stage that keeps nothing for a backward. Its part of the loss has in it what layers add, as
+    """A stage that keeps nothing for a backward. Its part of the loss includes what layers add, as
     in training.
     """
 
@@ -199,7 +196,7 @@ class _Forwards:
     def forward(
         self, microbatch: int, received: tuple[Tensor, ...], batch: Batch
     ) -> tuple[Tensor, ...]:
-        """What the next stage needs."""
+        """Compute what the next stage needs."""
         outputs, losses = self.stage.compute(received, batch)
         self.losses += [(microbatch, loss) for loss in losses]
         return outputs

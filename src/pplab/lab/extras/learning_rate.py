@@ -1,4 +1,4 @@
-"""A learning rate that changes from step to step, by one of torch's schedulers."""
+"""Change the learning rate from step to step, by one of torch's schedulers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ...runtime import Extra, Job, Listener, Rank
 
 @dataclass(frozen=True)
 class LearningRate(Extra):
-    """Change the learning rate after every step, by the scheduler of torch.optim.lr_scheduler that
-    `factory(optimizer)` makes on every rank, such as `functools.partial(StepLR, step_size=100)`, or
-    by `LearningRate.cosine(warmup, total)`.
+    """Change the learning rate after every step. The scheduler of torch.optim.lr_scheduler is made
+    on every rank by `factory(optimizer)`, such as `functools.partial(StepLR, step_size=100)`, or by
+    `LearningRate.cosine(warmup, total)`.
 
-    A run that goes on from a checkpoint takes the schedule up at its step, to the last bit, on any
-    number of ranks. The rates of the measured steps, of the optimizer's first group, are the Run's
-    `extras["learning_rates"]`.
+    A run that goes on from a checkpoint continues the schedule at its step, to the last bit, on any
+    number of ranks. The Run's `extras["learning_rates"]` has the rates of the measured steps, of
+    the optimizer's first group.
     """
 
     factory: Callable[[Optimizer], LRScheduler]
@@ -35,8 +35,8 @@ class LearningRate(Extra):
 
     @classmethod
     def cosine(cls, warmup: int, total: int) -> LearningRate:
-        """A rate that rises evenly over `warmup` steps to the optimizer's, then falls as a cosine
-        to 0 at `total`.
+        """A rate that rises evenly over `warmup` steps to the optimizer's, then falls along a
+        cosine to 0 at `total`.
         """
         if not (type(warmup) is type(total) is int and 0 <= warmup < total):
             raise ValueError(
@@ -46,7 +46,9 @@ class LearningRate(Extra):
 
     @classmethod
     def from_flag(cls, given: str) -> LearningRate:
-        """ValueError unless it is two numbers of steps."""
+        """The extra for the flag's values. Raises ValueError unless they are two numbers of
+        steps.
+        """
         steps = given.split(":")
         if len(steps) != 2 or not all(each.isdigit() for each in steps):
             raise ValueError(
@@ -55,7 +57,7 @@ class LearningRate(Extra):
         return cls.cosine(*map(int, steps))
 
     def check(self, job: Job) -> Job:
-        """ValueError without an optimizer, or for something that makes no scheduler."""
+        """Raise ValueError without an optimizer, or for something that makes no scheduler."""
         if job.options.optimizer is None:
             raise ValueError(
                 "a learning rate needs an optimizer: pass "
@@ -64,8 +66,8 @@ class LearningRate(Extra):
         if not callable(self.factory):
             raise ValueError(
                 "LearningRate takes a function of an optimizer that makes a scheduler, got "
-                f"{self.factory!r}: each rank makes its own, by "
-                "functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100), say"
+                f"{self.factory!r}: each rank makes its own, for example by "
+                "functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)"
             )
         return job
 
@@ -73,9 +75,9 @@ class LearningRate(Extra):
         """Make the scheduler, if this rank has something to learn, and bring it to the step that
         comes first.
 
-        Its state isn't read from a checkpoint: another number of ranks has other groups of
-        parameters. Taking the same steps leads to the same rates. Raises TypeError for what takes
-        no steps by itself.
+        Its state isn't read from a checkpoint, because groups of parameters differ with the number
+        of ranks. Taking the same steps leads to the same rates. Raises TypeError for a scheduler
+        that can't take steps by itself.
         """
         if rank.optimizer is None:
             return None
@@ -92,11 +94,9 @@ class LearningRate(Extra):
         return _Changing(rank, scheduler)
 
     def finish(self, job: Job, reports: Sequence[tuple[float, ...] | None]) -> tuple[float, ...]:
-        """The rates of a rank that has parameters."""
         return next((report for report in reports if report is not None), ())
 
     def lines(self, found: tuple[float, ...]) -> list[str]:
-        """The rates."""
         return [f"learning rate    {' '.join(f'{rate:.3g}' for rate in found)}"]
 
 
@@ -107,15 +107,12 @@ class _Changing(Listener):
         self.rank, self.scheduler, self.rates = rank, scheduler, []
 
     def begin(self, event: str, what: object) -> None:
-        """The rate of this step."""
         self.rates.append(float(self.rank.optimizer.param_groups[0]["lr"]))
 
     def end(self, event: str, what: object) -> None:
-        """The next step has another one."""
         self.scheduler.step()
 
     def report(self) -> tuple[float, ...]:
-        """The rates, which are the same on all ranks."""
         return tuple(self.rates)
 
 

@@ -1,4 +1,4 @@
-"""A run's log: a line of JSON for every step, written as it goes."""
+"""Write a log of a run, one line of JSON per step, while it runs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from .numbers import Heard, Hearing, merged
 
 @dataclass(frozen=True)
 class Log(Extra):
-    """Add a line of JSON to a file after every measured step, which is there for others to read at
-    once: `step`, counted from the first run's; its `loss`, null if it is no number;
-    `learning_rate`, of the optimizer's first group; `tokens_per_second`, with loading (samples,
-    where inputs aren't whole numbers); `memory_bytes` of every rank: on a GPU the allocator's peak,
-    on the CPU what the process has in memory; and what layers of any stage `lab.say`, a list by
-    name, layer by layer.
+    """Add a line of JSON to a file after every measured step, so that others can read it at once.
 
-    Lines are added to those that are there: where a run was killed and went on from a checkpoint, a
-    step that was done twice has two, of which the last counts. On several hosts, rank 0's has the
-    file.
+    - `step`: counted from the first run's.
+    - `loss`: null if it isn't finite.
+    - `learning_rate`: of the optimizer's first group.
+    - `tokens_per_second`: includes loading (samples, where inputs aren't whole numbers).
+    - `memory_bytes`: of every rank. On a GPU it is the allocator's peak, and on the CPU what the
+      process has in memory.
+    - what layers of any stage `lab.say`: a list by name, layer by layer.
+
+    If the file has lines, new ones follow them. If a run was killed and went on from a checkpoint,
+    a step that was done twice has two lines, and the last one counts. On several hosts, rank 0's
+    host has the file.
     """
 
     path: str | os.PathLike
@@ -45,12 +48,11 @@ class Log(Extra):
         object.__setattr__(self, "path", str(Path(self.path).resolve()))
 
     def check(self, job: Job) -> Job:
-        """ValueError where no file can be written."""
+        """Raise ValueError where no file can be written."""
         check_place(self.path)
         return job
 
     def listen(self, rank: Rank) -> Listener:
-        """Rank 0 writes what all ranks say."""
         return _Logging(rank, self.path)
 
 

@@ -1,4 +1,4 @@
-"""What ranks hold, counted in the first pass over the schedule: bytes that forwards keep, and
+"""Measure what ranks hold in the first pass over the schedule: bytes that forwards keep, and
 forwards in flight.
 """
 
@@ -20,25 +20,22 @@ from ...schedule import Schedule
 
 @dataclass(frozen=True)
 class Meter(Extra):
-    """Count the bytes that forwards keep for their backwards, and the forwards in flight:
-    `run.held`.
+    """Count the bytes that forwards keep for their backwards, and the forwards in flight. The
+    result is `run.held`.
 
-    Counted is the first pass, which isn't timed, and on a GPU what the allocator hands out in the
-    measured steps.
+    It counts in the first pass, which isn't timed. On a GPU it also counts what the allocator hands
+    out in the measured steps.
     """
 
     name = "held"
 
     def listen(self, rank: Rank) -> Listener:
-        """Count on this rank."""
         return Counting(rank)
 
     def finish(self, job: Job, reports: Sequence[RankHeld]) -> Held:
-        """What the ranks counted, by rank and by stage."""
         return together(job.schedule, reports)
 
     def lines(self, found: Held) -> list[str]:
-        """The peaks."""
         lines = [f"peak held        {', '.join(map(readable_bytes, found.peak_bytes))}"]
         if any(found.peak_in_flight):
             lines.insert(
@@ -54,10 +51,11 @@ class Meter(Extra):
 
 
 class Allocator:
-    """The CUDA allocator's count of a rank in the measured steps, with the gradients dropped first.
+    """The CUDA allocator's count for a rank in the measured steps, after the gradients have been
+    dropped.
 
-    Unlike `SavedBytes` it counts all: weights, gradients, the optimizer's state, workspaces. Each
-    process has its own, so it is valid on a shared GPU, too. The CPU's allocator keeps no such
+    Unlike `SavedBytes` it counts everything: weights, gradients, the optimizer's state, workspaces.
+    Each process has its own, so it is valid on a shared GPU, too. The CPU's allocator has no such
     count.
     """
 
@@ -97,10 +95,10 @@ class RankHeld:
 
 
 class Counting(Listener):
-    """Counts one pass, together with every stage: bytes by action, and forwards whose activations
-    are held.
+    """Counts one pass of all stages together: bytes by action, and forwards whose activations are
+    held.
 
-    An engine without stages of pplab's (torch's) tells of no actions, and is counted as a whole.
+    An engine without pplab's stages (torch's) reports no actions, so it is counted as a whole.
     """
 
     events = frozenset(("row", "action", "again", "steps"))
@@ -118,7 +116,7 @@ class Counting(Listener):
 
     @property
     def keepers(self) -> list:
-        """Who keeps something for backwards that autograd doesn't save: stages, and what carries
+        """What keeps tensors for backwards that autograd doesn't save: stages, and what carries
         between slices.
         """
         return [
@@ -127,7 +125,7 @@ class Counting(Listener):
         ]
 
     def begin(self, event: str, what: Any) -> None:
-        """A row starts with a new count, an action with what is held so far."""
+        """Start a new count for a row, or note what is held before an action."""
         if event == "steps":
             if self._allocator:
                 self._allocator.begin()
@@ -148,7 +146,6 @@ class Counting(Listener):
             self.meter.__enter__()
 
     def end(self, event: str, what: Any) -> None:
-        """Note what it changed."""
         if event == "steps":
             return
         meter, found = self.meter, self.found
@@ -172,7 +169,6 @@ class Counting(Listener):
             found.peak_in_flight = max(found.peak_in_flight, to_come)
 
     def report(self) -> RankHeld:
-        """What was found."""
         if self._allocator:
             self.found.allocated = self._allocator.report()
         if self.rank.comm is not None:
@@ -183,7 +179,7 @@ class Counting(Listener):
         return self.found
 
     def _saves(self, event: str, what: Any) -> bool:
-        """Whether autograd saves tensors for a backward meanwhile."""
+        """Whether autograd saves tensors for a backward in the meantime."""
         return (
             event == "again"
             or (event == "action" and what.kind is F)
@@ -192,10 +188,10 @@ class Counting(Listener):
 
 
 class SavedBytes:
-    """Bytes that forwards keep for their backwards, counted while autograd holds them.
+    """The bytes that forwards keep for their backwards, counted while autograd holds them.
 
-    Every tensor that autograd saves is wrapped; when autograd lets go of the wrapper, the bytes are
-    free. A storage counts once, however many tensors share it. `resident` tensors don't count:
+    Every tensor that autograd saves is wrapped, and once autograd lets go of the wrapper, the bytes
+    are free. A storage counts once, however many tensors share it. `resident` tensors don't count:
     parameters, buffers, the batch.
     """
 
@@ -206,7 +202,7 @@ class SavedBytes:
         self.held = self.peak = self.lately = 0
 
     def watch(self) -> int:
-        """Start to look for the worst moment anew; returns what is held now."""
+        """Forget the worst moment so far, and return what is held now."""
         self.lately = self.held
         return self.held
 
@@ -277,19 +273,19 @@ class Held:
 
     @property
     def memory(self) -> Memory:
-        """What the stages hold for a microbatch, in bytes, and all the time, where a Budget has
-        counted that.
+        """What the stages hold for a microbatch, in bytes, and what they hold all the time, if a
+        Budget has counted that.
         """
         again, state = self.recomputed_of or 0, self.state_of or 0
         return Memory(self.bytes_of, self.kept_of, again, state, self.extra_of, unit="bytes")
 
     def to_dict(self) -> dict:
-        """All of it."""
+        """All fields as a dict."""
         return asdict(self)
 
 
 def together(schedule: Schedule, reports: Sequence[RankHeld]) -> Held:
-    """What the ranks counted, by rank and by stage."""
+    """Join what the ranks counted, by rank and by stage."""
     stages = range(schedule.num_stages)
     changes = {key: change for report in reports for key, change in report.changes.items()}
     recomputed = {stage: size for report in reports for stage, size in report.recomputed.items()}

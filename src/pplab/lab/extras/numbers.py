@@ -1,4 +1,4 @@
-"""Numbers that layers say in their forwards, such as a router's entropy: any stage's, in every
+"""Numbers that layers of any stage report in their forwards, such as a router's entropy, in every
 step.
 """
 
@@ -24,10 +24,10 @@ _ears: ContextVar[tuple[list, ...]] = ContextVar("ears", default=())
 
 
 def say(name: str, number: torch.Tensor) -> None:
-    """In a layer's forward, on any stage: a number of this microbatch for `lab.Numbers()` and
-    `lab.Log`.
+    """Report a number of this microbatch from a layer's forward, on any stage, to `lab.Numbers()`
+    and `lab.Log`.
 
-    Nobody else hears it. The loss is as without it: see `pplab.runtime.add_loss` for that.
+    Without them it does nothing. It doesn't change the loss, as `pplab.runtime.add_loss` does.
     """
     for ear in _ears.get():
         ear.append((name, number.detach().reshape(())))
@@ -35,24 +35,22 @@ def say(name: str, number: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Numbers(Extra):
-    """Keep what layers `say`. `run.extras["numbers"]` has a dict for every measured step: by name,
-    the means over the microbatches, layer by layer.
+    """Keep what layers `say`. `run.extras["numbers"]` has a dict for every measured step, which
+    gives by name the means over the microbatches, layer by layer.
     """
 
     name = "numbers"
 
     def listen(self, rank: Rank) -> Listener:
-        """Every rank keeps what its own layers say."""
         return Hearing(rank)
 
     def finish(
         self, job: Job, reports: Sequence[list[Heard]]
     ) -> tuple[dict[str, tuple[float, ...]], ...]:
-        """Each rank reports what it has, and none waits for another's."""
+        """Each rank reports its own numbers, and none waits for those of others."""
         return tuple(map(merged, zip(*reports, strict=True)))
 
     def lines(self, found: Sequence[dict[str, tuple[float, ...]]]) -> list[str]:
-        """Those of the last step."""
         last = found[-1] if found else {}
         return [
             f"{name:<16} {' '.join(f'{x:.4g}' for x in values)} (last step)"
@@ -61,7 +59,9 @@ class Numbers(Extra):
 
 
 class Hearing(Listener):
-    """Hears what is said in forwards. One that runs again in its backward says nothing new."""
+    """Collects what is said in forwards. A forward that runs a second time in its backward adds
+    nothing.
+    """
 
     events = frozenset(("turn", "action", "call"))
 
@@ -72,7 +72,7 @@ class Hearing(Listener):
         self.steps: list[Heard] = []
 
     def begin(self, event: str, what: Any) -> None:
-        """Open an ear for a forward, of its own: halves of a pair may run at once."""
+        """Collect for one forward, separately, because halves of a pair may run at once."""
         if event == "turn":
             self.said.clear()  # what was said in passes that aren't measured
         elif event in ("action", "call") and what.kind is F:
@@ -80,7 +80,6 @@ class Hearing(Listener):
             _ears.set((*_ears.get(), ear))
 
     def end(self, event: str, what: Any) -> None:
-        """Close it. After the step, read the numbers."""
         if event in ("action", "call") and what.kind is F:
             _ears.set(_ears.get()[:-1])
         elif event == "turn":
@@ -103,8 +102,8 @@ class Hearing(Listener):
 
 
 def merged(ranks: Iterable[Heard]) -> dict[str, tuple[float, ...]]:
-    """A step's numbers of all ranks: by name, the means over microbatches, in the order of the
-    layers.
+    """The numbers of a step from all ranks: by name, the means over microbatches, in the order of
+    the layers.
     """
     totals: dict[Place, list[float]] = {}
     for place, share, value in chain(*ranks):

@@ -1,5 +1,5 @@
-"""Actions and messages last at least as long as they are told to: so a few cores show a schedule in
-real time.
+"""Let actions and messages take at least a given time, so that a few cores show a schedule in real
+time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ..streams import SENDS, posted
 
 @dataclass(frozen=True)
 class Pace(Extra):
-    """Stretches every action to the durations of `costs`, which need a unit of time, and delays
-    messages as its links would. On a GPU an action computes, and then lasts as long as it was told
-    to. Who waits for what it sends, `sends` says, as `simulate_sends` takes it.
+    """Stretch every action to its duration in `costs`, which need a unit of time, and delay
+    messages as its links would. On a GPU an action computes first, and then lasts for its duration.
+    `sends` tells who waits for what it sends, as in `simulate_sends`.
 
-    Where sequences are cut, `lab.Slices` say what each slice costs:
+    For sequences in slices, `lab.Slices` has the costs of each slice:
     `lab.Pace(slices.costs(schedule, costs))`.
     """
 
@@ -35,15 +35,15 @@ class Pace(Extra):
     name = "pace"
 
     def check(self, job: Job) -> Job:
-        """ValueError for costs without a unit of time, or that don't fit, and for rows that nobody
-        sends so.
+        """Raise ValueError for costs without a unit of time or that don't fit, and for rows that no
+        framework sends in this way.
         """
         schedule = job.schedule
         if self.waits:
             posted(schedule, self.sends)
             if self.costs.has_queues:
                 raise ValueError(
-                    f"pace with sends={self.sends!r} needs costs without bandwidth: say latency "
+                    f"pace with sends={self.sends!r} needs costs without bandwidth: give latency "
                     "alone"
                 )
         self.costs.check(schedule.num_stages, schedule.num_ranks, schedule.num_microbatches)
@@ -55,8 +55,8 @@ class Pace(Extra):
         return replace(job, how="paced")
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """Messages can be delayed only where they say when they have left; torch's runtime paces by
-        kind and stage.
+        """Raise ValueError where messages can't be delayed, because the transport doesn't know when
+        they have left, and for torch's runtime, which paces by kind and stage alone.
         """
         if self.costs.by_microbatch and job.engine_name != "pplab":
             raise ValueError(
@@ -75,11 +75,10 @@ class Pace(Extra):
             )
 
     def listen(self, rank: Rank) -> Listener:
-        """Stretch this rank's actions and messages."""
         return _Pacing(self, rank)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
-        """What of a paced run is valid where ranks share the machine or compute on GPUs."""
+        """What is valid in a paced run where ranks share the machine or compute on GPUs."""
         on_cpu = devices[0] == "cpu"
         if on_cpu and not notes:
             return notes
@@ -102,7 +101,7 @@ class Pace(Extra):
         return MICROSECONDS[self.costs.unit] / 1e6
 
     def seconds(self, num_stages: int) -> dict[Kind, list[float]]:
-        """How long each kind lasts at least, per stage."""
+        """How long each kind lasts at least, per stage, in seconds."""
         return {
             kind: [self.unit_s * self.costs.of(kind, s) for s in range(num_stages)]
             for kind in map(Kind, "FBIW")
@@ -110,20 +109,20 @@ class Pace(Extra):
 
     @property
     def waits(self) -> bool:
-        """Whether somebody waits for sends."""
+        """Whether ranks wait for their sends."""
         return self.sends != SENDS[0]
 
     @property
     def delays(self) -> bool:
-        """Whether messages take time, or are waited for."""
+        """Whether messages take time, or ranks wait for them."""
         latencies = (self.costs.latency, *(link.latency for link in self.costs.links.values()))
         return any(latencies) or self.costs.has_queues or self.waits
 
 
 class _Pacing(Listener):
-    """A rank's actions last as long as `costs` say, and its messages arrive when their links let
-    them: where sends are waited for, after both ends have posted them. By the store they tell when
-    they ask.
+    """Lets a rank's actions last as long as `costs` give, and its messages arrive when their links
+    let them. If ranks wait for their sends, a message leaves after both ends have posted it, and
+    they use the store to announce that they ask.
     """
 
     def __init__(self, pace: Pace, rank: Rank):
@@ -141,7 +140,7 @@ class _Pacing(Listener):
             self._behind = dict(pairwise(rows[self.rank]))
 
     def begin(self, event: str, what: Action) -> None:
-        """Note when an action starts; say of a message when it will have left, or that it is asked
+        """Note when an action starts, and for a message, when it will have left or that it is asked
         for.
         """
         if event == "action":
@@ -158,8 +157,8 @@ class _Pacing(Listener):
             self._ask(what)
 
     def end(self, event: str, what: Action) -> None:
-        """Wait until an action's time is up, or a message would be there; then ask for those that
-        stand behind it.
+        """Wait until an action's time is up, or a message would be there. Then ask for the messages
+        that come next.
         """
         settle(self.device)
         if event == "action":
@@ -192,7 +191,7 @@ class _Pacing(Listener):
 
 @contextmanager
 def paced(device: torch.device, seconds: float) -> Iterator[None]:
-    """Make what runs inside last at least that long, until a GPU has done it."""
+    """Make what runs inside last at least that long, counted until a GPU has done it."""
     settle(device)
     begun = time.perf_counter()
     yield
@@ -203,7 +202,7 @@ def paced(device: torch.device, seconds: float) -> Iterator[None]:
 def settle(device: torch.device) -> None:
     """Wait until a GPU has done what it was given to compute.
 
-    Not for all its streams: one may hold a receive that was posted early.
+    It doesn't wait for all streams, because one may hold a receive that was posted early.
     """
     if device.type == "cuda":
         cuda.current_stream(device).synchronize()

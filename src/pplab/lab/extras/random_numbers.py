@@ -1,4 +1,4 @@
-"""Where the random numbers of the host, and of a GPU that computes, stand."""
+"""The state of the random numbers of the host, and of a GPU that computes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ...runtime import cuda
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """To be put back with `set_random_state`."""
+    """The state, which `set_random_state` puts back."""
     return [torch.get_rng_state(), *([cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
-    """Let random numbers go on from there."""
+    """Let random numbers go on from a state."""
     for value, put in zip(
         state, (torch.set_rng_state, lambda x: cuda.set_rng_state(x, device)), strict=False
     ):
@@ -24,7 +24,7 @@ def set_random_state(device: torch.device, state: Sequence[Tensor]) -> None:
 
 
 def seed_random_numbers(device: torch.device, seed: int) -> None:
-    """Let them begin anew."""
+    """Let random numbers begin from a seed."""
     if device.type == "cuda":
         torch.manual_seed(seed)  # the host's, too
     else:

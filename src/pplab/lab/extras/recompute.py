@@ -1,5 +1,5 @@
-"""Recomputation: a forward runs without autograd, keeps what it received, and runs again when the
-backward is due.
+"""Recomputation: a forward runs without autograd and keeps only its input, then runs a second time
+before the backward.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .random_numbers import random_state, set_random_state
 
 @dataclass(frozen=True)
 class Recompute(Extra):
-    """Let some stages, such as [0], or all keep only what they receive, and run their forwards
-    again for backwards.
+    """Let some stages, such as [0], or all of them keep only what they receive, and run their
+    forwards a second time for the backwards.
     """
 
     stages: Iterable[int] | None = None  # all
@@ -38,7 +38,7 @@ class Recompute(Extra):
             object.__setattr__(self, "stages", tuple(self.stages))  # a generator lasts only once
 
     def check(self, job: Job) -> Job:
-        """ValueError unless the stages are among the schedule's."""
+        """Raise ValueError unless the stages are among the schedule's."""
         num_stages = job.schedule.num_stages
         given = (
             self.stages
@@ -55,7 +55,6 @@ class Recompute(Extra):
         return job
 
     def listen(self, rank: Rank) -> Listener:
-        """Put others in the place of this rank's stages."""
         for index, stage in rank.stages.items():
             if self.stages is None or index in self.stages:
                 rank.stages[index] = Recomputing(stage)
@@ -64,7 +63,7 @@ class Recompute(Extra):
     def finish(
         self, job: Job, reports: Sequence[dict[int, list[float]]]
     ) -> tuple[float, ...] | None:
-        """Per stage, the median time of running a forward again, in ms; None where no stage
+        """Per stage, the median time of running a forward a second time, in ms, or None if no stage
         does.
         """
         took = defaultdict(list)
@@ -76,7 +75,7 @@ class Recompute(Extra):
         )
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
-        """Which forwards run again."""
+        """The note that names the forwards that run a second time."""
         which = (
             "all stages" if self.stages is None else f"stages {', '.join(map(str, self.stages))}"
         )
@@ -86,7 +85,7 @@ class Recompute(Extra):
 
 
 class _Timing(Listener):
-    """How long forwards that run again take, by their stage, in ms."""
+    """Measures how long forwards take that run a second time, by stage, in ms."""
 
     events = frozenset(("turn", "again"))
 
@@ -112,8 +111,8 @@ class _Timing(Listener):
 
 
 class Recomputing(Stage):
-    """A `Stage` that keeps only what it receives. `around("again", index)` is told of forwards that
-    run again.
+    """A `Stage` that keeps only what it receives. `around("again", index)` hears of forwards that
+    run a second time.
     """
 
     def __init__(self, stage: Stage):
@@ -124,7 +123,7 @@ class Recomputing(Stage):
     def forward(
         self, microbatch: int, received: tuple[Tensor, ...], batch: Batch
     ) -> tuple[Tensor, ...]:
-        """As a stage's, but what it keeps is only what is needed to run it again."""
+        """Run the forward like a stage, but keep only what is needed to run it again."""
         before = random_state(batch.target.device)
         with torch.no_grad():
             made = super().forward(microbatch, received, batch)
@@ -133,10 +132,10 @@ class Recomputing(Stage):
         return made
 
     def backward(self, microbatch: int, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Run the forward again as it ran the first time, then the backward.
+        """Run the forward as it ran the first time, then the backward.
 
-        Random numbers and buffers (of batch normalisation, say) are left as if it hadn't been run
-        twice.
+        Random numbers and buffers, for example of batch normalisation, are left as if the forward
+        had run once.
         """
         batch, random = self.again.pop(microbatch)
         held, device = self.held[microbatch], batch.target.device

@@ -1,5 +1,5 @@
-"""Dropout that is the same however a model is cut: random numbers by microbatch and layer, and not
-by rank.
+"""Dropout that doesn't depend on how a model is cut: random numbers by microbatch and layer instead
+of by rank.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from .random_numbers import random_state, seed_random_numbers, set_random_state
 
 @dataclass(frozen=True)
 class SeededDropout(Extra):
-    """Let what a model's modules draw in their forwards depend on the seed, the step, the
-    microbatch, the module's name and its use there: not on the schedule, the number of ranks or
-    recomputation.
+    """Draw a module's random numbers by the seed, the step, the microbatch, the module's name and
+    its use there. So they don't depend on the schedule, the number of ranks or recomputation.
 
-    Then a run drops what one process drops that takes the batch microbatch by microbatch, and
-    `check_gradients` compares it with that. Without it each rank draws in the order of its row.
-    Don't wrap layers in torch's checkpoint: let `lab.Recompute()` run them again.
+    A run then drops the same as one process that takes the batch microbatch by microbatch, and
+    `check_gradients` compares it with that. Without this extra each rank draws in the order of its
+    row. Don't wrap layers in torch's checkpoint. Let `lab.Recompute()` run them again instead.
     """
 
     seed: int = 0
     name = "seeded dropout"
 
     def check(self, job: Job) -> Job:
-        """ValueError where two forwards of a rank would draw at once."""
+        """Raise ValueError where two forwards of a rank would draw at once."""
         positive_int("seed", self.seed, 0)
         again = any(extra.name == "recompute" for extra in job.extras)
         if again and job.workload.overlap and job.schedule.columns.overlaps:
@@ -49,16 +48,17 @@ class SeededDropout(Extra):
         return replace(job, workload=by_microbatch)
 
     def listen(self, rank: Rank) -> Listener:
-        """Every module of this rank draws for itself."""
         return _Seeding(rank, self.seed)
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
-        """What is drawn from."""
+        """The note on what the numbers depend on."""
         return [*notes, f"dropout draws by microbatch and module, from seed {self.seed}"]
 
 
 class _Forward:
-    """A microbatch's forward in a step, which `at` names: how often each module has begun in it."""
+    """A microbatch's forward in a step, which `at` names. It counts how often each module has
+    begun.
+    """
 
     def __init__(self, at: str, device: torch.device):
         self.at, self.device, self.uses = at, device, Counter()
@@ -93,7 +93,7 @@ def _hook(model: nn.Module) -> None:
 
 
 class _Seeding(Listener):
-    """Says which forward runs on a rank."""
+    """Keeps track of which forward runs on a rank."""
 
     events = frozenset(("turn", "action", "call"))
 
@@ -103,7 +103,6 @@ class _Seeding(Listener):
             _hook(module)
 
     def begin(self, event: str, what: Any) -> None:
-        """A step, or an action of it."""
         if event == "turn":
             self.done = len(what)
         elif what.kind is not W:
@@ -112,15 +111,14 @@ class _Seeding(Listener):
             _forwards.insert(len(_forwards) if what.kind is F else 0, forward)
 
     def end(self, event: str, what: Any) -> None:
-        """It is over."""
         if event != "turn" and what.kind is not W:
             _forwards.pop(-1 if what.kind is F else 0)
 
 
 @Workload.register
 class _ByMicrobatch:
-    """A workload whose whole model takes a batch by microbatches, and draws as stages do. In all
-    else it is the workload.
+    """A workload whose whole model takes a batch by microbatches, and draws as stages do.
+    Everything else is the original workload's.
     """
 
     def __init__(self, job: Job, seed: int):
@@ -146,8 +144,8 @@ class _ByMicrobatch:
         return model
 
     def run(self, forward: Callable, *inputs: Tensor, **context: Tensor) -> Any:
-        """The output for a batch, or for its next microbatch. What layers add to a batch's loss
-        takes one more forward.
+        """The output for a batch, or for its next microbatch. One more forward follows for what
+        layers add to a batch's loss.
         """
         count = gcd(self.num_microbatches, len(self.given.target))
         if len(inputs[0]) * count == len(self.given.target):

@@ -1,8 +1,8 @@
-"""Schedules, timelines and results in other forms: tables, charts, JSON, torch's CSV, Perfetto's
+"""Other forms of schedules, timelines and results: tables, charts, JSON, torch's CSV, Perfetto's
 traces, the explorer in a file, recordings.
 
-All chapters use the tables and charts. What is read is checked first, and text of strangers is made
-printable.
+All chapters use the tables and charts. Whatever is read is checked first, and the text of other
+people's files is made printable.
 """
 
 from ...optional import lazily

@@ -9,14 +9,13 @@ from collections.abc import Iterable
 
 from ...actions import parts
 from ...deps import outgoing
+from ...errors import expect
 from ...schedule import Schedule
 from ...timeline import Timeline
 
 
 def num_messages(schedule: Schedule) -> int:
-    """Messages between ranks in one step: activations and gradients that cross from one rank to
-    another.
-    """
+    """Number of messages between ranks in one step, both activations and gradients."""
     home = schedule.home()
     return sum(
         home[message.receive.stage, message.receive.microbatch] != rank
@@ -62,15 +61,16 @@ class Table(list):
 
 
 def table(timelines: Iterable[Timeline]) -> Table:
-    """The schedules' balance sheet, a row each.
+    """The schedules' balance sheet, with a row for each.
 
-    Peaks are in full-stage units (a stage of a rank that holds two counts half), parameters in
-    copies of the model.
+    Peaks are in units of a full stage, so a stage of a rank that holds two counts as half.
+    Parameters are in copies of the model.
     """
     return Table(_balance(timeline) for timeline in timelines)
 
 
 def _balance(timeline: Timeline) -> tuple[str, ...]:
+    expect(Timeline, timeline=timeline)
     schedule = timeline.schedule
     per_replica = schedule.num_ranks // len(schedule.replicas)
     peaks = ", ".join(

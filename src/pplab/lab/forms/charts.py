@@ -29,9 +29,7 @@ _AXES = {
 
 
 def waterfall(found: Where) -> Axes:
-    """Draw how a step's mean parts add up, from work to what was measured: compute first, then what
-    each part adds.
-    """
+    """Draw how the mean parts of a step add up, from compute to the measured time."""
     mean = found.mean
     work = {part: amount for part, amount in mean.items() if part not in IDLE_PARTS}
     steps = [
@@ -55,7 +53,9 @@ def waterfall(found: Where) -> Axes:
 
 
 def stacked(found: Where) -> Axes:
-    """Draw each rank's parts one after the other; what is negative on a rank is left out."""
+    """Draw each rank's parts one after the other. Parts that are negative on a rank are left
+    out.
+    """
     num_ranks = len(found.by_rank)
     ax = new_axes(num_ranks)
     names = [part for part in found.mean if any(row.get(part) for row in found.by_rank)]
@@ -80,7 +80,9 @@ def stacked(found: Where) -> Axes:
 
 
 def _styles(part: str, other: str = "") -> list[dict]:
-    """What is drawn of a part, one upon the other: its bubble is idle time as in Gantt charts."""
+    """The styles in which a part is drawn, one upon the other. Its bubble looks like idle time in
+    Gantt charts.
+    """
     return (
         idle_styles("inner")
         if part == "bubble"
@@ -102,8 +104,8 @@ def _finish_parts(ax: Axes, found: Where, names: Sequence[str], what: str, reach
 
 def ranks(plan: Plan, ranks_per_node: int) -> Axes:
     """Draw a small layout's ranks in their nodes, with an edge for every two that communicate and,
-    per axis, what the busiest rank sends in a step. Raises ValueError for more than 32 ranks, which
-    nobody could read.
+    per axis, what the busiest rank sends in a step. Raises ValueError for more than 32 ranks,
+    because nobody could read that.
     """
     plt = bring("matplotlib.pyplot")
     from matplotlib.patches import Rectangle
@@ -183,11 +185,11 @@ def ranks(plan: Plan, ranks_per_node: int) -> Axes:
 def bars(
     rows: Mapping[str, Sequence[tuple[str, float]]], *, title: str, unit: str, mark: str = ""
 ) -> Axes:
-    """Draw a bar per row from its parts, (kind, amount) each: a stage's layers, say, or what a rank
-    holds.
+    """Draw a bar per row from its parts, which are (kind, amount) pairs, for example a stage's
+    layers or what a rank holds.
 
-    Kinds have one colour in all rows; parts of a step have theirs, and the bubble is hatched.
-    `mark` names a line at the mean of the rows' sums; without it there is none.
+    A kind has one colour in all rows. Parts of a step have their own colours, and the bubble is
+    hatched. `mark` names a line at the mean of the rows' sums. Without it there is no line.
     """
     ax = new_axes(len(rows))
     sums = [total(amount for _, amount in row) for row in rows.values()]
@@ -226,7 +228,7 @@ def bars(
 
 
 def block_chart(block: Block, copies: int) -> Axes:
-    """Draw a building block in colour, the next ones stamped after it pale, and the interval
+    """Draw a building block in colour, the next ones after it in pale colours, and the interval
     between two of them.
     """
     timeline = block.stamp(copies)

@@ -1,12 +1,12 @@
-"""Schedules as files of PyTorch's form.
+"""Schedules as files in PyTorch's form.
 
-A file is CSV without a header: row i is rank i, rows are ragged, blank cells are ignored and never
-written. It is what `torch.distributed.pipelining` dumps and loads
+A file is CSV without a header: row i is rank i, rows are ragged, and blank cells are ignored and
+never written. `torch.distributed.pipelining` dumps and loads it
 (`_PipelineScheduleRuntime._dump_csv`, `_load_csv`). A lowered file also names communication and
-sharding; reading keeps the computation. Of two actions at once torch knows a forward and a full
-backward, OVERLAP_F_B; others are written in the same way, OVERLAP_F_I and so on, and only pplab
-reads them. Torch's runtime prints the same rows in its errors, as a table with a column per rank or
-as lists: these are read, too.
+sharding, and reading keeps only the computation. Of pairs of actions torch knows only a forward
+with a full backward, OVERLAP_F_B. Other pairs are written in the same way, OVERLAP_F_I and so on,
+and only pplab reads them. Torch's runtime prints the same rows in its errors, as a table with a
+column per rank or as lists, and these are read, too.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ CLASSES = {  # of torch, by the schedule
 
 
 def read_csv(source: str | Path, name: str = "custom") -> Schedule:
-    """The schedule in a CSV text, or in the file at a path (a `Path`, or a text that names an
+    """Read the schedule in a CSV text, or in the file at a path (a `Path`, or a text that names an
     existing file).
 
-    What torch prints is read as well: the table of its errors ("Rank 0", "Step 0: 0F0"), also amid
-    other text, and lists of actions. Cells may have spaces or semicolons between them where the
-    text has no comma. Sends, receives and sharding of a lowered file are left out, and nobody looks
-    at them here: `pplab.lower` derives them, and `simulate_lowered` checks those that a file has.
+    What torch prints is read as well: the table in its errors ("Rank 0", "Step 0: 0F0"), also amid
+    other text, and lists of actions. Cells may have spaces or semicolons between them if the text
+    has no comma. Sends, receives and sharding of a lowered file are left out without a check,
+    because `pplab.lower` derives them. To check those that a file has, use `simulate_lowered`.
 
     Blank rows at the end, as spreadsheets write them, are ignored like blank cells. Raises
-    FileNotFoundError for a missing file, ScheduleError for a cell that isn't an action, a table
-    with a row per step, or a file without any.
+    FileNotFoundError for a missing file, and ScheduleError for a cell that isn't an action, a table
+    with a row per step, or a file without any action.
     """
     rows: list[list[Action | Overlap]] = []
     for rank, cells in enumerate(found := cells_of(_text(source))):
@@ -90,8 +90,8 @@ def read_csv(source: str | Path, name: str = "custom") -> Schedule:
 
 
 def cells_of(text: str) -> list[list[str]]:
-    """A list of cells per rank, of a CSV text or of what torch prints. ScheduleError for other
-    texts.
+    """A list of cells per rank, from a CSV text or from what torch prints. Raises ScheduleError for
+    other texts.
     """
     if header := re.search(r"^(.*?)(Rank 0\b.*)$", text, re.MULTILINE):
         starts = [
@@ -135,7 +135,7 @@ def _plain(cell: str) -> str:
 
 
 def _has_a_home(rows: Iterable[Iterable[Action | Overlap]]) -> bool:
-    """Whether each stage is in one row."""
+    """Whether each stage is in a single row."""
     stages = [{action.stage for item in row for action in parts(item)} for row in rows]
     return len(set().union(*stages)) == sum(map(len, stages))
 
@@ -143,14 +143,15 @@ def _has_a_home(rows: Iterable[Iterable[Action | Overlap]]) -> bool:
 def to_csv(
     rows: Schedule | Iterable[Iterable[Action | Overlap]], *, for_torch: bool = False
 ) -> str:
-    """CSV text of a schedule, or of rows that have been lowered.
+    """Write a schedule, or rows that have been lowered, as CSV text.
 
-    A file has no durations, and doesn't say into how many slices a microbatch is cut. A slice is
-    written as the microbatch as which its schedule counts it; torch runs it so, without the keys
-    and values that slices hand on.
+    A file has no durations, and it doesn't tell into how many slices a microbatch is cut. A slice
+    is written as the microbatch as which its schedule counts it. torch runs it like that, without
+    the keys and values that slices hand on.
 
-    `for_torch`: only what torch reads. ScheduleError then names what it doesn't: two actions at
-    once that aren't a forward and a full backward, or a schedule of which a stage is on two ranks.
+    `for_torch` writes only what torch reads. ScheduleError then names what it can't read: two
+    actions at once that aren't a forward and a full backward, or a schedule with a stage on two
+    ranks.
 
     >>> print(to_csv(Schedule([["0F0", "0F1", "0B0", "0B1"]]), for_torch=True), end="")
     0F0,0F1,0B0,0B1
@@ -170,8 +171,8 @@ def unknown_to_torch(row: Iterable[Action | Overlap]) -> Overlap | None:
 
 
 def check_order_of_losses(schedule: Schedule) -> None:
-    """torch finds a microbatch's loss by its place in a list that grows with the last stage's
-    forwards.
+    """Raise ScheduleError if torch would take one microbatch's loss for a different one's. It finds
+    a loss by its place in a list that grows with the last stage's forwards.
     """
     last = schedule.num_stages - 1
     halves = (a for row in schedule.rows for item in row for a in parts(item))

@@ -1,5 +1,5 @@
-"""Schedules and timelines in the page's explorer: in one HTML file that needs nothing else, or in
-an address.
+"""Show schedules and timelines in the page's explorer, either in one HTML file that needs no other,
+or at an address.
 """
 
 import json
@@ -28,8 +28,8 @@ LONGEST = 8000  # characters of an address that are passed on everywhere
 
 @dataclass(frozen=True)
 class Exploration:
-    """An explorer with something in it, which a notebook shows: `page` is its HTML, `path` its
-    file, if it has one.
+    """An explorer with something in it, which a notebook shows. `page` is its HTML, and `path` is
+    its file, if it has one.
     """
 
     path: str | Path | None
@@ -50,8 +50,8 @@ class Exploration:
         return page_of(view, *map(read_static, SCRIPTS))
 
     def link(self, explorer: str) -> str:
-        """The address that shows this in the book's explorer, which is at `explorer`. ValueError
-        where none can.
+        """The address that shows this in the book's explorer, which is at `explorer`. Raises
+        ValueError if no address can.
         """
         if 0 < len(self.fragment) <= LONGEST:
             return f"{explorer}#{self.fragment}"
@@ -71,8 +71,8 @@ class Exploration:
 
 
 def read_static(name: str, **parts: str) -> str:
-    """A file of the explorer, with these parts at their places: all at once, since a name may look
-    like a place.
+    """A file of the explorer with these parts at their places, all put in at once, because a name
+    may look like a place.
     """
     return re.sub(
         r"/\*(\w+)\*/",
@@ -82,8 +82,8 @@ def read_static(name: str, **parts: str) -> str:
 
 
 def page_of(view: str, *scripts: str) -> str:
-    """A page that needs nothing else: one of the book's views, by its root element, and its scripts
-    in their order.
+    """A page that needs no other file: one of the book's views, by its root element, and its
+    scripts in their order.
     """
     told = in_script([{name: getattr(builder, name) for name in TOLD} for builder in known()])
     scripts = "\n".join([f"var pplabSchedules = {told};", *scripts])
@@ -91,8 +91,8 @@ def page_of(view: str, *scripts: str) -> str:
 
 
 def frame_of(page: str, what: str = "explorer", instead: str = "") -> str:
-    """A frame for a notebook, with a page, packed, and a sentence for who can't see it, or what is
-    there `instead`.
+    """A frame for a notebook with a packed page. `instead` is shown to readers who can't see it, by
+    default a sentence.
     """
     packed = b64encode(compress(page.encode(), 9)).decode()
     return read_static("frame.html", packed=packed, what=what, instead=instead)
@@ -104,10 +104,10 @@ def explore(
     """Open a schedule, a timeline, a run (its median step), or a list of these on one time axis, in
     the explorer.
 
-    Schedules take `costs`, all ones when left out, and can be changed there; timelines stay as they
-    are. With a `path`, the page becomes that file. What is returned shows itself in a notebook, and
-    its `link(explorer)` is an address for the book's page. ValueError for what can't be shown,
-    OSError for a path that can't be written.
+    Schedules take `costs` (all ones when left out), which you can change there, and timelines stay
+    as they are. With a `path`, the page becomes that file. The result shows itself in a notebook,
+    and its `link(explorer)` is an address for the book's page. Raises ValueError for what can't be
+    shown, and OSError for a path that can't be written.
     """
     costs = Costs() if costs is None else costs
     expect(Costs, costs=costs)
@@ -139,9 +139,8 @@ def explore(
 
 
 def in_script(value: object) -> str:
-    """JSON that may stand in a `<script>` of a page, whatever its texts say: it has no `<`, which
-    alone could end the element or make a comment of it, and of a character that is only half there
-    it has a question mark.
+    """JSON that may stand in a `<script>` of a page, whatever its texts are. It has no `<`, which
+    alone could end the element or begin a comment in it. Half a character becomes a question mark.
     """
     text = (
         json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -152,8 +151,8 @@ def in_script(value: object) -> str:
 
 
 def record(thing: Schedule | Timeline, unit: str = "") -> dict:
-    """A schedule, or a timeline with its spans, as the explorer and `lab.timeline_from_dict` read
-    it.
+    """A schedule, or a timeline with its spans, in the form that the explorer and
+    `lab.timeline_from_dict` read.
     """
     schedule = getattr(thing, "schedule", thing)
     plain = {
@@ -171,7 +170,7 @@ def record(thing: Schedule | Timeline, unit: str = "") -> dict:
 
 
 def _fields(costs: Costs, num_stages: int) -> str:
-    """What the page's fields have to say for these costs; "" where they can't."""
+    """The contents of the page's fields for these costs, or "" if they can't show them."""
     if costs.by_microbatch:
         return ""
     names = ("forward", "backward_input", "backward_weight", "overhead", "latency")

@@ -45,8 +45,8 @@ def figure_html(figure: Figure) -> str:
 
 
 def _least_width(figure: Figure, width: float) -> float:
-    """Pixels below which a figure of `width` points scrolls: where its smallest letters have nine,
-    at most 480.
+    """The width in pixels below which a figure of `width` points scrolls. Its smallest letters then
+    have nine pixels. At most 480.
     """
     from matplotlib.text import Text
 
@@ -59,8 +59,8 @@ def _least_width(figure: Figure, width: float) -> float:
 
 
 def alternative_text(figure: Figure) -> str:
-    """What the figure's axes say of themselves: their label where a drawing set one, else title and
-    axis names.
+    """The description of the figure's axes: their label if a drawing set one, or title and axis
+    names.
     """
     said = []
     for ax in figure.axes:

@@ -1,4 +1,4 @@
-"""Timelines and runs as plain JSON values, and timelines back."""
+"""Write timelines and runs as plain JSON values, and read timelines back."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _OF_GRADIENTS = (
 
 
 def timeline_to_dict(timeline: Timeline) -> dict:
-    """Everything needed to redraw a timeline, as plain JSON values."""
+    """Everything that is needed to redraw a timeline, as plain JSON values."""
     return {**record(timeline), "placement": timeline.schedule.placement}
 
 
 def timeline_from_dict(data: dict) -> Timeline:
-    """The timeline that `timeline_to_dict` wrote; ValueError for anything else."""
+    """The timeline that `timeline_to_dict` wrote. Raises ValueError for anything else."""
     with reading("this timeline", "what lab.timeline_to_dict has written"):
         data = printable_in(data)
         schedule = Schedule(data["rows"], data["schedule"])
@@ -62,7 +62,9 @@ def timeline_from_dict(data: dict) -> Timeline:
 
 
 def run_to_dict(run: Run) -> dict:
-    """Everything needed to redraw a run, and what its extras found, as plain JSON values."""
+    """Everything that is needed to redraw a run, and what its extras found, as plain JSON
+    values.
+    """
     extras = {
         name: found.to_dict() if hasattr(found, "to_dict") else found
         for name, found in run.extras.items()
@@ -90,7 +92,7 @@ def run_to_dict(run: Run) -> dict:
 
 @contextmanager
 def reading(what: str, expected: str) -> Iterator[None]:
-    """Make one ValueError of whatever damaged data raises."""
+    """Turn whatever damaged data raises into a ValueError."""
     try:
         yield
     except Exception as error:

@@ -1,5 +1,5 @@
-"""A chart of time as text, for a terminal or to paste: a row per rank, a letter where an action
-begins.
+"""A chart of time as text, for a terminal or to paste, with a row per rank and a letter where an
+action begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEFT, _STUCK = 8, 10
 
 
 def spans_until_stuck(schedule: Schedule, costs: Costs | None = None) -> list[Span]:
-    """When the actions run that can run, in a schedule whose ranks may end up waiting for each
+    """The spans of all actions that can run, in a schedule whose ranks may end up waiting for each
     other.
 
     Raises ScheduleError for rows that lack an action, and ValueError for costs that don't fit.
@@ -41,12 +41,13 @@ def spans_until_stuck(schedule: Schedule, costs: Costs | None = None) -> list[Sp
 def text_chart(
     schedule: Schedule, spans: Sequence[Span], width: int = 100, *, colour: bool = False
 ) -> str:
-    """Draw what each rank runs, and when, at most `width` columns wide: a letter where an action
-    begins, with its microbatch where there is room for all of them, and dashes until it ends.
+    """Draw what each rank runs and when, at most `width` columns wide. A letter marks where an
+    action begins, with its microbatch if there is room for all of them, and dashes follow until it
+    ends.
 
-    `spans` are those of a timeline, or of `spans_until_stuck`, and then question marks show which
-    ranks are stuck. `colour` adds a terminal's colours. Raises ValueError for a width of less than
-    40 columns.
+    `spans` are those of a timeline, or of `spans_until_stuck`. In the second case question marks
+    show which ranks are stuck. `colour` adds a terminal's colours. Raises ValueError for a width of
+    less than 40 columns.
 
     >>> from pplab import build, simulate
     >>> timeline = simulate(build("1F1B", num_ranks=2, num_microbatches=2))
@@ -106,7 +107,7 @@ class _Bar:
         return round(self.span.end * columns_per_time) - round(self.span.start * columns_per_time)
 
     def filled(self, text: str, room: int, colour: bool) -> list[str]:
-        """Its columns: the text, and dashes behind it, on the colour of what runs."""
+        """Its columns: the text and the dashes behind it, on the colour of what runs."""
         cells = list(text[:room].ljust(room, "-"))
         if colour and cells:
             red, green, blue = bytes.fromhex(FILL[self.actions[0].kind][1:])
@@ -118,7 +119,7 @@ class _Bar:
 
 def _columns(bars: Sequence[_Bar], end: float, most: int) -> tuple[int, bool]:
     """How many columns show the time from 0 to `end`, and whether each bar begins and ends between
-    two of them: as few as show all labels, or else all letters.
+    two of them. It takes as few as show all labels, or else all letters.
     """
     times = {time for bar in bars for time in (bar.span.start, bar.span.end)}
 

@@ -1,6 +1,4 @@
-"""How far long work has come, to whoever looks on: at a terminal, in a notebook, or at the book's
-page.
-"""
+"""Show the progress of long work at a terminal, in a notebook, or on the book's page."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ Show = Callable[[str, float], None]  # a text in place of the last one, and the 
 
 @contextmanager
 def progress_line() -> Iterator[Callable[[str], None]]:
-    """Give a function that shows a text in place of the one before. When the block ends, the line
-    is removed.
+    """A context that gives a function which shows a text, each one over the one before. When the
+    block ends, the line is removed.
 
     >>> with progress_line() as tell:
     ...     for step in range(3):
@@ -45,8 +43,9 @@ def progress_line() -> Iterator[Callable[[str], None]]:
 def progress_of_run(
     statuses: Callable[[], Sequence[Any]], first: int, steps: int
 ) -> Iterator[Callable[[], None]]:
-    """Give a function that shows how far ranks are with so many steps after the `first`, whenever
-    all have done the same ones: their losses add up to the batch's.
+    """A context that gives a function which shows how far the ranks are with so many steps after
+    the `first`. It shows a step once all have done it, because only then their losses add up to the
+    batch's.
     """
     with progress_line() as tell:
 
@@ -64,7 +63,9 @@ def progress_of_run(
 
 
 def onlooker() -> Show | None:
-    """How to show a line there, or None where nobody looks: then nothing is written."""
+    """The function that shows a line, or None if nobody is there to look, so that nothing is
+    written.
+    """
     if sys.stderr is None:  # a shell has closed it
         return None
     if show := getattr(sys.stderr, "progress", None):  # the page's
@@ -84,7 +85,9 @@ def _on_terminal(text: str, seconds: float) -> None:
 
 
 def _somebody_runs_this_cell() -> bool:
-    """Whether a front end does, where somebody can answer questions, and no program."""
+    """Whether a front end runs this cell, where somebody can answer questions, and not a
+    program.
+    """
     from IPython import get_ipython
 
     kernel: Any = getattr(get_ipython(), "kernel", None)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ... import palette
 from ...actions import Kind
+from ...errors import expect
 from ...footprint import Memory
 from ...plot import LABEL_SIZE, dress, new_axes, rank_names
 from ...timeline import Timeline
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 def held_over_time(
     timeline: Timeline, memory: Memory | None = None
 ) -> tuple[tuple[list[float], list[float]], ...]:
-    """Per rank, what is held over time: times and what is held from each on, in the unit of
+    """Per rank, what is held over time: times, and what is held from each time on, in the unit of
     `memory`.
 
-    Without a `memory`, forwards' activations: held from the start of F until the end of B, or of W
-    when it is split.
+    Without `memory` it is the activations of forwards, held from the start of F until the end of B,
+    or of W when the backward is split.
     """
+    expect(Timeline, timeline=timeline)
     schedule, memory = timeline.schedule, memory or Memory()
     memory.check(schedule.num_stages)
     curves = []
@@ -50,8 +52,8 @@ def memory_chart(
     until: float | None = None,
     limit: float | None = None,
 ) -> Axes:
-    """Draw what each rank holds over time, a strip each, with its peak: forwards' activations, or
-    what `of` says.
+    """Draw what each rank holds over time, in a strip each, with its peak. By default it is the
+    activations of forwards, and with `of` what that memory gives.
 
     With a `limit`, in the unit of `of`, each strip has a line there, and its state is grey.
     """

@@ -1,5 +1,5 @@
-"""Colours of what isn't an action of a schedule: parts of a step, ranks, layers. They stay apart,
-too.
+"""Colours of what isn't an action of a schedule: parts of a step, ranks, layers. They stay
+distinct, too.
 """
 
 from __future__ import annotations

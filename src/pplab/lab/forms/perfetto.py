@@ -7,18 +7,20 @@ from pathlib import Path
 
 from ...actions import Action, Overlap, parts
 from ...deps import incoming, outgoing
+from ...errors import expect
 from ...timeline import Timeline
 
 MICROSECONDS = {"s": 1e6, "ms": 1e3, "us": 1.0}
 
 
 def to_perfetto(timeline: Timeline, path: str | Path) -> None:
-    """Write Chrome trace JSON: a track per rank, an arrow per message. Where a simulation has no
-    unit, one of its units is shown as one millisecond.
+    """Write Chrome trace JSON, with a track per rank and an arrow per message. If a simulation has
+    no unit, one unit is shown as one millisecond.
 
-    Each action says its stage and microbatch when it is clicked; two at once are one event, which
-    says both.
+    Click an action to see its stage and microbatch. Two actions at once are one event, which shows
+    both.
     """
+    expect(Timeline, timeline=timeline)
     scale = MICROSECONDS.get(timeline.unit, 1e3)
     num_stages = timeline.schedule.num_stages
     events: list[dict] = [
@@ -57,7 +59,7 @@ def to_perfetto(timeline: Timeline, path: str | Path) -> None:
 
 
 def _said(item: Action | Overlap) -> dict[str, str]:
-    """What each action of an item works on."""
+    """The stage and microbatch of each action of an item."""
     return {
         str(action): f"stage {action.stage}, microbatch {action.microbatch}"
         for action in parts(item)

@@ -1,7 +1,7 @@
 """Measurements that are kept in `results/`. Plain Python.
 
-`make gpu` writes one file per kind of device. A file says what was measured, with which versions,
-when and by which command, and what was not run and why.
+`make gpu` writes one file per kind of device. It lists what was measured, with which versions, when
+and by which command, and what was not run and why.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Recording:
         return f"{devices}, {(dates or [self.data['date']])[0][:10]}"
 
     def rows(self, part: str) -> list[dict]:
-        """What a part measured; nothing where it was not run."""
+        """The rows that a part measured, or none if it was not run."""
         return [
             row for found in self.data["parts"] if found["name"] == part for row in found["rows"]
         ]
@@ -55,9 +55,9 @@ def find_folder() -> Path | None:
 
 
 def load(folder: Path | str | None = None) -> tuple[Recording, ...]:
-    """All recordings in a folder, by device; of the repository's `results` when none is named.
+    """All recordings in a folder, by device, by default from the repository's `results`.
 
-    A file that isn't of this form is refused with ValueError, which says what is wrong with it.
+    Raises ValueError for a file that isn't of this form, which names what is wrong with it.
     """
     found = find_folder() if folder is None else Path(folder)
     recordings = []
@@ -73,9 +73,9 @@ def load(folder: Path | str | None = None) -> tuple[Recording, ...]:
 
 
 def said(folder: Path | str | None = None) -> str:
-    """Which GPUs were measured, and when, in a sentence; where none was, a sentence that says so.
+    """A sentence that names the GPUs that were measured, and when, or that there were none.
 
-    Pages and chapters have it from here, so that they say what is recorded.
+    Pages and chapters take it from here, so that they agree with the recordings.
     """
     on_gpus = [each for each in load(folder) if each.data["kind"] == "cuda"]
     found = [each.title() for each in on_gpus if any(part["rows"] for part in each.data["parts"])]

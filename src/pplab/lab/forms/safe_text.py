@@ -1,7 +1,7 @@
-"""Texts of strangers' files made safe for a terminal, which takes some characters for commands.
+"""Make texts of other people's files safe for a terminal, which takes some characters for commands.
 
-What reads a file calls it where a text of the file becomes a name or goes into an error; the
-command line calls it for all that it prints.
+What reads a file calls this where a text of the file becomes a name or goes into an error. The
+command line calls it for everything that it prints.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""The text with every character that doesn't print written as its escape, but for those in
+    r"""The text with every character that doesn't print written as its escape, except for those in
     `keep`.
 
     >>> print(printable("a\x1b[31mb"))

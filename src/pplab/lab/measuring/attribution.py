@@ -1,8 +1,7 @@
-"""Where the time of a measured step went: the step divided into named parts that add up to it
-exactly.
+"""Divide the time of a measured step into named parts that add up to it exactly.
 
-The parts come from replaying the step on machines that are less and less ideal. Each machine is a
-simulation with what was measured, and what it adds to a rank's idle time is the part's:
+The step is replayed on machines that are less and less ideal. Each machine is a simulation with
+what was measured, and what it adds to a rank's idle time is a part:
 
     1. every action takes the mean of its kind over all stages  idle time: the schedule's own bubble
     2. every action takes the mean of its kind on its own stage  what is added: imbalance
@@ -10,7 +9,8 @@ simulation with what was measured, and what it adds to a rank's idle time is the
     4. every action starts late by the mean lateness on its rank  what is added: overhead
     5. the measured step itself                                 what is left: jitter
 
-A part can be negative on a rank: a slow stage leaves its own rank less idle than the mean would.
+A part can be negative on a rank. For example, a slow stage leaves its own rank less idle than the
+mean would.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from itertools import pairwise
 
 from ...actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
 from ...costs import Costs, Link
+from ...errors import expect
 from ...palette import NAME
 from ...schedule import Schedule
 from ...simulator import simulate
@@ -33,10 +34,10 @@ IDLE_PARTS = ("bubble", "imbalance", "communication", "overhead", "jitter")
 
 @dataclass(frozen=True)
 class Where:
-    """A step's parts: `by_rank[rank][part]` in the timeline's unit. Each rank's parts add up to
-    `step_time`.
+    """The parts of a step: `by_rank[rank][part]` in the timeline's unit. Each rank's parts add up
+    to `step_time`.
 
-    `links[source, target]` is what messages between two ranks were found to take.
+    `links[source, target]` is the time that messages between two ranks were found to take.
     """
 
     timeline: Timeline
@@ -87,9 +88,10 @@ class Where:
 def where(timeline: Timeline) -> Where:
     """Divide a step, measured or simulated, into parts.
 
-    Compute is named by kind, and by what else the ranks did (the optimizer). The step lasts until
-    the last rank has ended, whatever it did last.
+    Compute is named by kind, and other work by its name, such as the optimizer. The step lasts
+    until the last rank has finished its last work.
     """
+    expect(Timeline, timeline=timeline)
     schedule = timeline.schedule
     step_time = max([timeline.makespan, *(span.end for span in timeline.others)])
     on_mean, on_stages, with_links, with_overhead = _machines(timeline)
@@ -113,28 +115,28 @@ def where(timeline: Timeline) -> Where:
 
 
 def calibrate(timeline: Timeline) -> Costs:
-    """Costs by which to predict other schedules of the same stages on the same machine: the mean
-    duration of every kind on every stage, the latency of every link, and as `overhead` each rank's
-    mean lateness, from being able to start an action to starting it.
+    """Costs that predict other schedules of the same stages on the same machine: the mean duration
+    of every kind on every stage, the latency of every link, and as `overhead` each rank's mean
+    lateness, from being able to start an action to starting it.
 
-    What launching costs *inside* an action can't be told from its work in a run with one size of
-    microbatches, so it counts as work: that matters where the costs are to predict finer stages or
+    The cost of launching *inside* an action can't be separated from its work in a run with one size
+    of microbatches, so it counts as work. This matters if the costs are to predict finer stages or
     other microbatches.
 
-    The whole time of a message counts as latency. Where a link is so narrow that messages queue,
-    `measure_link` tells its bandwidth.
+    The whole time of a message counts as latency. If a link is so narrow that messages queue,
+    `measure_link` finds its bandwidth.
 
-    A schedule that splits no backward tells nothing of I and W apart, so it predicts only those
-    that split none. Of one that splits all, a whole backward is taken to last as long as its
-    halves; `calibrating` makes one that has both.
+    A schedule that splits no backward can't separate I from W, so its costs only predict schedules
+    that don't split. If a schedule splits all, a whole backward is taken to last as long as its
+    halves. `calibrating` makes a schedule that has both.
     """
     return _machines(timeline)[-1]
 
 
 def calibrating(schedule: Schedule) -> Schedule:
-    """The schedule with every other microbatch's backward in one piece, where it splits them.
+    """The schedule with every other microbatch's backward in one piece, if it splits backwards.
 
-    A run of it tells `calibrate` how long a backward takes both ways. The halves together last a
+    From its run, `calibrate` learns how long a backward takes both ways. The halves together last a
     little longer than the whole, so a run that has only halves predicts whole backwards too slow.
 
     >>> from pplab import build
@@ -152,7 +154,7 @@ def calibrating(schedule: Schedule) -> Schedule:
 
 
 def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
-    """What the four replays take: see the module's text."""
+    """The durations in the four replays (see the module's text)."""
     schedule = timeline.schedule
     durations: dict[object, list[float]] = defaultdict(list)
     for span in timeline.spans:
@@ -202,7 +204,7 @@ def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
 
 
 def _did(spans: Sequence[Span], others: Sequence[Span]) -> dict[str, float]:
-    """What a rank spent on each kind of work."""
+    """How long a rank spent on each kind of work."""
     did: dict[str, float] = defaultdict(float)
     for span in spans:
         name = "overlap" if isinstance(span.action, Overlap) else NAME[span.action.kind]

@@ -1,8 +1,8 @@
-"""What a timeline tells of the links between its ranks: when every message was made, and until when
-it was waited for.
+"""Read from a timeline when every message between ranks was made, and until when its receiver
+waited for it.
 
-The whole time of a message counts as its link's latency. A link that is narrow makes messages
-queue, which one run's times don't tell apart from a long way: `measure_link` does.
+The whole time of a message counts as its link's latency. Messages queue on a narrow link, and the
+times of one run can't distinguish that from a slow one, but `measure_link` can.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Delivery(NamedTuple):
 
     @property
     def waited(self) -> bool:
-        """Whether its receiver was waiting for it before it was made: then its time is the
+        """Whether its receiver waited for it before it was made. Only then its time is the
         link's.
         """
         return self.begun < self.made
@@ -66,7 +66,7 @@ def observe(timeline: Timeline) -> tuple[dict[tuple[int, int], list[Delivery]], 
 
 
 def link_of(messages: Sequence[Delivery]) -> Link:
-    """A link with the mean time of the messages that somebody waited for; where there is none, with
+    """A link with the mean time of the messages that a rank waited for. If there is none, it has
     the shortest time within which one must have come.
     """
     if waited := [message for message in messages if message.waited]:

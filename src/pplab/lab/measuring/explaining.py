@@ -1,10 +1,10 @@
-"""Why a job takes as long as it does: its causes by name, each with what the job would take without
-it.
+"""Explain why a job takes as long as it does: its causes by name, each with the time that the job
+would take without it.
 
-Causes are taken one after the other: the one that saves most, then the one that saves most of what
-is left. So a fault that hides behind another is named, too, although it saves nothing alone.
-Without a cause the whole job runs again, all ranks, replicas and steps: what it saves is the mean
-over the iterations.
+Causes are taken one after the other: first the one that saves most, then the one that saves most of
+what is left. So a fault that hides behind a different one is named, too, although it saves nothing
+alone. To see what a cause costs, the whole job is replayed without it, with all ranks, replicas and
+steps. What it saves is the mean over the iterations.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Cause:
 
 @dataclass(frozen=True, repr=False)
 class ExplainedJob:
-    """What `explain` found: `print` shows it, `to_html` makes a page of it. Times are in ms."""
+    """What `explain` found. `print` shows it, and `to_html` makes a page of it. Times are in ms."""
 
     job: TracedJob
     iterations: tuple[float, ...]
@@ -87,7 +87,7 @@ class ExplainedJob:
 
     @property
     def table(self) -> Table:
-        """A row for each rank, with how it spends an iteration."""
+        """A row for each rank, which shows how it spends an iteration."""
         rows = Table()
         rows.columns = tuple(dict.fromkeys(name for row in self.ranks for name in row))
         for row in self.ranks:
@@ -99,16 +99,14 @@ class ExplainedJob:
 
     @property
     def bars(self) -> dict[str, float]:
-        """The mean iteration in parts that add up to it: each cause's saving, and what is left
-        without them.
-        """
+        """The mean iteration in parts that add up to it: the saving of each cause, and the rest."""
         bars = {
             f"{number}. {cause.short}": cause.saves for number, cause in enumerate(self.causes, 1)
         }
         return {**bars, "left without them": fmean(self.iterations) - sum(bars.values())}
 
     def to_dict(self) -> dict:
-        """All of it as plain JSON values."""
+        """All fields as plain JSON values."""
         links = [
             {"source": source, "target": target, "at most" if bound else "takes": time}
             for (source, target), (time, bound) in self.links.items()
@@ -185,10 +183,11 @@ class ExplainedJob:
     __repr__ = __str__
 
     def to_html(self, path: str | Path) -> None:
-        """Write one page that needs nothing else: the causes, the iteration in bars, and the ranks.
+        """Write one page that needs no other file, with the causes, the iteration in bars, and the
+        ranks.
 
-        OSError where it can't be written, and ModuleNotFoundError with what to install where
-        matplotlib is missing.
+        Raises OSError where it can't be written, and ModuleNotFoundError, which names what to
+        install, where matplotlib is missing.
         """
         parts = {name: [("", amount)] for name, amount in self.bars.items()}
         chart = bars(parts, title="A mean iteration in parts that add up to it", unit="ms")
@@ -209,8 +208,8 @@ class ExplainedJob:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Python looks for circles whenever there are many new objects. Traces have millions of them,
-    and no circle, so that looking takes a third of the time.
+    """Switch off Python's search for circles, which starts whenever there are many new objects.
+    Traces have millions of them and no circle, so this search takes a third of the time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -223,11 +222,11 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def explain(*places: str | Path) -> ExplainedJob:
-    """Say why a job's iterations take as long as they do, from the traces of all its ranks,
+    """Explain why a job's iterations take as long as they do, from the traces of all its ranks,
     replicas and steps.
 
-    They are files, or folders of files, as `read_traces` takes them. An iteration lasts from the
-    end of a step to the end of the next. ValueError and OSError as `read_traces`.
+    The traces are files, or folders of files, as for `read_traces`. An iteration lasts from the end
+    of a step to the end of the next. Raises the same ValueError and OSError as `read_traces`.
     """
     job = read_traces(*places)
     seen, lengths = Seen(job), job.lengths(job.replay())
@@ -271,7 +270,7 @@ def explain(*places: str | Path) -> ExplainedJob:
 
 
 def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cause]]:
-    """Which suspects are causes, and which may be."""
+    """The suspects that are causes, and those that may be."""
     job = seen.job
     found = sorted(find(seen), key=lambda suspect: -_taken_away(suspect.change))
     least = _LEAST * fmean(lengths)
@@ -280,7 +279,7 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
     change, now, critical = Change(), list(lengths), job.critical(Change())
 
     def try_out(suspects: Sequence[Suspect]) -> tuple[Suspect, list[float]] | None:
-        """The suspect that saves most, and the iterations without it, where that is enough for a
+        """The suspect that saves most, with the iterations without it, if it saves enough to be a
         cause.
         """
         best, shortest = None, fmean(now) - least
@@ -317,8 +316,8 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
 
 
 def _together(suspects: Sequence[Suspect]) -> list[Suspect]:
-    """What several ranks have alike, where each one's hides behind the others': the job is faster
-    only without all.
+    """Faults that several ranks have alike, where each one's hides behind the others'. The job is
+    faster only without all of them.
     """
     by_kind: dict[str, list[Suspect]] = defaultdict(list)
     for suspect in suspects:
@@ -340,7 +339,9 @@ def _together(suspects: Sequence[Suspect]) -> list[Suspect]:
 
 
 def _taken_away(change: Change, of: Collection[Event | Message] | None = None) -> float:
-    """How much less time a change gives to what it changes; or to those events and messages."""
+    """How much less time a change gives to what it changes, or only to those events and
+    messages.
+    """
     before = [
         *((event, event.duration - value) for event, value in change.durations.items()),
         *((event, event.gap - value) for event, value in change.gaps.items()),
@@ -350,8 +351,8 @@ def _taken_away(change: Change, of: Collection[Event | Message] | None = None) -
 
 
 def _error(saved: Sequence[float]) -> float | None:
-    """How far off the mean may be; None for what isn't in every iteration, of which their scatter
-    says nothing.
+    """How far off the mean may be. None for what isn't in every iteration, because the scatter of
+    iterations tells nothing about it.
     """
     least = _PART * max(saved)
     often = sum(each > least for each in saved) >= _ALWAYS * len(saved)
@@ -359,8 +360,8 @@ def _error(saved: Sequence[float]) -> float | None:
 
 
 def _spread(values: Sequence[float]) -> float | None:
-    """How far off their mean may be, in 95 of 100 cases, by Student's t, and half a percent besides
-    for what a replay doesn't know. One value doesn't tell.
+    """How far off their mean may be in 95 of 100 cases, by Student's t, plus half a percent for
+    what a replay doesn't know. A single value can't tell.
     """
     if more := len(values) - 1:
         return (
@@ -373,8 +374,8 @@ def _spread(values: Sequence[float]) -> float | None:
 
 
 def _between_runs(values: Sequence[float]) -> float:
-    """What the mean may differ by in another run: as in three equal ones, or as the iterations of
-    this one do.
+    """By how much the mean may differ in a different run: as in three equal ones, or as the
+    iterations of this one do.
     """
     return max(_RUNS * fmean(values), 1.96 * stdev(values) if len(values) > 2 else 0.0)
 

@@ -1,18 +1,18 @@
-"""Who waits for whom in a job that hangs: the last messages of every rank, and the schedule that
-they belong to.
+"""Find out which rank waits for which in a job that hangs, from the last messages of every rank and
+the schedule that they belong to.
 
-NCCL's flight recorder dumps them, as pickles or as JSON. Between two ranks messages arrive in the
-order of sending, so the k-th send of one rank to another is the k-th message that the schedule has
-there.
+NCCL's flight recorder dumps the messages, as pickles or as JSON. Between two ranks messages arrive
+in the order of sending, so the k-th send from one rank to the other is the k-th message that the
+schedule has there.
 
 The recorder keeps each rank's last operations, 2,000 by default, so in a long job the first are
-lost. Every operation has its number in its process group, from 1 on (`op_id`). It tells how many
-messages are lost and where in a step the first is that isn't: the rest of that step's messages says
-which ones the lost ones were, whatever their order.
+lost. Every operation has its number in its process group, from 1 on (`op_id`). The number tells how
+many messages are lost and where in a step the first one is that isn't lost. The rest of that step's
+messages then tells which ones the lost ones were, whatever their order.
 
-Before the first step torch's stages tell each other their mode and their shapes, as whole numbers.
-Where these messages may be among the lost ones, a line must hold without them, with the mode alone,
-and with both, unless the messages contradict one of the three.
+Before the first step, torch's stages send each other their mode and their shapes, as whole numbers.
+If these messages may be among the lost ones, a line has to be true in three cases: without them,
+with the mode alone, and with both. Cases that the messages contradict don't count.
 
 A receive may be posted long before it is needed. So only its sends tell how far a rank has come.
 """
@@ -38,9 +38,9 @@ Stream = tuple[str, int]  # "send" or "recv", and the peer's place in its pipeli
 
 
 class _Dump(NamedTuple):
-    """A rank's messages, each with its state, and how many came before them that are lost.
+    """A rank's messages, each with its state, and how many lost messages came before them.
 
-    A host that doesn't wait for its GPU posts messages ahead: they are "scheduled".
+    A host that doesn't wait for its GPU posts messages ahead of time. They are "scheduled".
     """
 
     messages: list[tuple[Stream, str]]
@@ -48,7 +48,7 @@ class _Dump(NamedTuple):
 
 
 class _Plain(pickle.Unpickler):
-    """Reads a pickle of plain values, and refuses whatever would import or call something."""
+    """Reads a pickle of plain values, and refuses any that would import or call something."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise ValueError(
@@ -57,12 +57,12 @@ class _Plain(pickle.Unpickler):
 
 
 def explain_hang(schedule: Schedule, *places: str | Path) -> str:
-    """Say for which message each rank of a job waits that hangs, and what those do that wait for
+    """Tell for which message each rank of a hanging job waits, and what the ranks do that wait for
     none.
 
-    `places` are the dumps of NCCL's flight recorder, one per rank, or their folder; `schedule` is
-    what ran. Dumps may have lost their first messages: then a line says what wasn't
-    seen, or that a rank's last messages don't tell where it is. ValueError for other files.
+    `places` are the dumps of NCCL's flight recorder, one per rank, or their folder. `schedule` is
+    what ran. If dumps have lost their first messages, a line tells what wasn't seen, or that a
+    rank's last messages don't tell where it is. Raises ValueError for other files.
     """
     dumps: dict[int, _Dump] = {}
     pipelines = set()
@@ -93,8 +93,8 @@ def explain_hang(schedule: Schedule, *places: str | Path) -> str:
 
 
 def _posted(data: Any) -> tuple[int, tuple[int, ...], _Dump | str]:
-    """The rank's place in its pipeline, the ranks of that, and its messages, or why they don't
-    tell. Of a batch's, only the batch's own entry tells a state.
+    """The rank's place in its pipeline, the ranks of that pipeline, and its messages, or the reason
+    why they don't tell. In a batch of messages, only the batch's own entry tells a state.
     """
     messages, ranks, before, told, place = [], [], 0, 0, 0
     first = min((each["record_id"] for each in data["entries"]), default=0)
@@ -143,7 +143,7 @@ def _posted(data: Any) -> tuple[int, tuple[int, ...], _Dump | str]:
 
 
 class _Row(NamedTuple):
-    """What a schedule says of a rank's messages."""
+    """What a schedule tells about a rank's messages."""
 
     first: int  # the number of its first action
     length: int
@@ -152,12 +152,12 @@ class _Row(NamedTuple):
 
     @property
     def messages(self) -> int:
-        """How many a step has."""
+        """How many messages a step has."""
         return sum(map(len, self.streams.values()))
 
     def place(self, stream: Stream, number: int) -> tuple[int, int, int]:
-        """Which of the rank's actions in the job a stream's message is of; what makes the message,
-        and what uses it.
+        """The rank's action in the job that a message of a stream belongs to, what makes the
+        message, and what uses it.
         """
         step, k = divmod(number, len(self.streams[stream]))
         maker, user = self.streams[stream][k]
@@ -182,7 +182,7 @@ def _rows(schedule: Schedule) -> list[_Row]:
 
 def _numbers(dump: _Dump, row: _Row) -> tuple[list[int], dict[Stream, int]] | None:
     """Each message's number on its stream, from the job's first step on, and the number that would
-    be next on each; None where the messages don't tell.
+    be next on each. None where the messages don't tell.
     """
     step = row.messages
     left = -dump.lost % step  # of the step in which they begin
@@ -249,7 +249,7 @@ def _contradicted(
     rows: Sequence[_Row],
     numbers: Mapping[int, tuple[list[int], dict[Stream, int]] | None],
 ) -> bool:
-    """Whether a message came before others that must come first, or arrived unsent."""
+    """Whether a message came before others that must come first, or arrived before it was sent."""
     for place, rank in enumerate(ranks):
         if not (mine := numbers.get(rank)):
             continue
@@ -278,7 +278,7 @@ def _lines(
     rows: Sequence[_Row],
     numbers: Mapping[int, tuple[list[int], dict[Stream, int]] | None],
 ) -> Iterator[str]:
-    """A line for each rank of a pipeline, if its messages have these numbers; empty where they
+    """A line for each rank of a pipeline, if its messages have these numbers. Empty where they
     don't tell.
     """
     items = [*chain(*schedule.rows)]

@@ -1,15 +1,14 @@
-"""A recorded job as one graph: every event of every rank, replica and step, each with the time that
-it took itself.
+"""A recorded job as one graph: every event of every rank, replica and step, each with its own time.
 
-There are three such times, and nobody's waiting is one of them, because waiting follows from the
-others:
+There are three kinds of such times. The time that a rank waits is none of them, because it follows
+from the others:
 
     an action or other work   how long it lasted
     a message                 its transit, since it was both sent and asked for
     a rank's own gap          how long an event began after all that the rank may have waited for
 
-`TracedJob.replay` lets the graph run: without a change each step ends when it did, and with a
-change, whenever it would have.
+`TracedJob.replay` runs the graph. Without a change each step ends when it did, and with a change it
+ends when it would have.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ ACTION, ASK, SEND, SUM, OTHER = "action", "ask", "send", "sum", "other"
 
 @dataclass(eq=False, slots=True)
 class Event:
-    """Something that a rank did. `gap` is its own gap before it, and `needs` what it may have
-    waited for, each with how long after its arrival the rank knew it.
+    """Something that a rank did. `gap` is the rank's own gap before it. `needs` lists what the rank
+    may have waited for, each with how long after its arrival the rank knew about it.
     """
 
     rank: int
@@ -50,7 +49,7 @@ class Event:
 
 @dataclass(eq=False, slots=True)
 class Message:
-    """A message, or a sum over replicas: it is there `transit` after the last of `posts`."""
+    """A message, or a sum over replicas. It is there `transit` after the last of `posts`."""
 
     pair: tuple[int, int] | None  # its source and target; None for a sum
     posts: list[Event]
@@ -69,14 +68,14 @@ def _posted(post: Event) -> float:
 
 @dataclass(frozen=True)
 class Change:
-    """Other times for some events and messages."""
+    """Different times for some events and messages."""
 
     durations: Mapping[Event, float] = field(default_factory=dict)
     gaps: Mapping[Event, float] = field(default_factory=dict)
     transits: Mapping[Message, float] = field(default_factory=dict)
 
     def __and__(self, other: Change) -> Change:
-        """Both changes: the shorter time where both change one."""
+        """Both changes, with the shorter time where both change the same thing."""
         return Change(
             _shorter(self.durations, other.durations),
             _shorter(self.gaps, other.gaps),
@@ -89,8 +88,8 @@ def _shorter(one: Mapping, other: Mapping) -> dict:
 
 
 class _Graph:
-    """All events and messages of a job, numbered so that each comes behind what it needs. Number 0
-    is the zero of the job's clock. What is posted takes no time, so that whatever needs something
+    """All events and messages of a job, numbered so that each comes after what it needs. Number 0
+    is the zero of the job's clock. Posting takes no time, so that everything that needs an item
     waits for its end.
     """
 
@@ -122,8 +121,8 @@ class _Graph:
 
 @dataclass(frozen=True)
 class TracedJob:
-    """All that traces tell of a job. Ranks are the job's own, and times are in ms from its first
-    event on.
+    """Everything that traces tell about a job. Ranks are numbered as in the job, and times are in
+    ms from its first event on.
     """
 
     pipelines: tuple[tuple[int, ...], ...]
@@ -178,7 +177,7 @@ class TracedJob:
         return graph
 
     def _times(self, change: Change) -> list[float]:
-        """When everything of the graph ends, by number, with other times for what `change` has."""
+        """When every item of the graph ends, by number, with the times that `change` gives."""
         graph = self._graph
         gaps, takes = graph.gaps[:], graph.takes[:]
         for event, gap in change.gaps.items():
@@ -197,16 +196,16 @@ class TracedJob:
         return times
 
     def replay(self, change: Change | None = None) -> list[float]:
-        """When each step ends on its last rank, with other times for what `change` has."""
+        """When each step ends on its last rank, with the times that `change` gives."""
         times = self._times(change or Change())
         return [max(times[end] for end in of_step) for of_step in self._graph.ends]
 
     def critical(self, change: Change) -> list[set[Event | Message]]:
-        """What the last iteration's end waited for, one behind the other; of each of the files that
+        """The chain of items for which the last iteration's end waited, in each of the files that
         hold steps.
 
-        Without some of it the job ends earlier by no more than that took, and without anything else
-        not at all.
+        Without some of these the job ends earlier by no more than they took. Without anything else
+        it doesn't end earlier at all.
         """
         graph, times, found = self._graph, self._times(change), []
         for step in {end for _, end in self.iterations} - {

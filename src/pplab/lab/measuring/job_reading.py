@@ -1,4 +1,4 @@
-"""Traces of all of a job's ranks become the graph of `job`."""
+"""Read the traces of all of a job's ranks into the graph of `job`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXACT_MS = 0.02  # by which spans of one rank may overlap
 
 @dataclass(eq=False)
 class _Sent:
-    """A message that the schedule has: the events and the actions of its two ends."""
+    """A message that the schedule has, with the events and the actions at its two ends."""
 
     step: int
     maker: Event
@@ -38,14 +38,14 @@ class _Sent:
     asked: Post | None = None
 
     def row(self, target: bool) -> str:
-        """How torch's rows name its receive, or its send."""
+        """The name that torch's rows give its receive, or its send."""
         action, way = (self.used, "RECV") if target else (self.made, "SEND")
         return f"{action.stage}{way}_{'F' if action.kind == F else 'B'}{action.microbatch}"
 
 
 @dataclass
 class _Rank:
-    """What one rank's traces say, by the job's clock."""
+    """What one rank's traces tell, by the job's clock."""
 
     rank: int
     traces: list[Trace]
@@ -67,23 +67,24 @@ class _Rank:
         return self.row[-1]
 
     def step_at(self, time: float) -> int:
-        """The step in which a time is, or before which."""
+        """The step that a time is in, or the next step after it."""
         return min(bisect_right(self.steps, time, key=itemgetter(1)), len(self.steps) - 1)
 
 
 def read_traces(*places: str | Path) -> TracedJob:
-    """Read the traces of all ranks of a job, of files or of folders with files inside: .json or
-    .json.gz.
+    """Read the traces of all ranks of a job, from files or from folders with files in them: .json
+    or .json.gz.
 
-    They are Chrome traces of torch.profiler, of torch's pipelining in all its classes, of
-    torchtitan, which uses them, and of `lab.Profile`. Each may hold several steps, and a rank may
-    have several. Steps that aren't whole on every rank are left out, evaluations, too. Torch's
-    process groups tell the pipelines apart. Ranks of one host share a clock; clocks of several
-    hosts are tied by messages both ways. `timelines` has the steps of the slowest pipeline, with
-    the wait for an action's message in `Timeline.others`, where the trace shows it.
+    They are Chrome traces of torch.profiler, from torch's pipelining in all its classes, from
+    torchtitan, which uses them, and from `lab.Profile`. Each may hold several steps, and a rank may
+    have several. Steps that aren't whole on every rank are left out, and so are evaluations.
+    Torch's process groups distinguish the pipelines. Ranks of one host share a clock, and messages
+    both ways tie the clocks of several hosts. `timelines` has the steps of the slowest pipeline,
+    with the wait for an action's message in `Timeline.others`, where the trace shows it.
 
-    Raises ValueError for what isn't such a trace, for ranks or stages that are missing or there
-    twice, and OSError for a file that can't be opened. An error says how to record what is missing.
+    Raises ValueError for what isn't such a trace, and for ranks or stages that are missing or there
+    twice. Raises OSError for a file that can't be opened. An error tells how to record what is
+    missing.
     """
     traces = sorted(traces_in(places), key=lambda trace: trace.dids[0].start)
     notes = sorted({note for trace in traces for note in trace.notes})
@@ -167,8 +168,8 @@ def _ranks(
     matched: Sequence[Sequence[tuple[Schedule, list[Step]]]],
     notes: list[str],
 ) -> tuple[dict[int, _Rank], dict[int, float]]:
-    """Every rank with, where torch's interpreter ran it, its order of messages; and how far its
-    clock is ahead.
+    """Every rank, with its order of messages if torch's interpreter ran it, and how far its clock
+    is ahead.
     """
     ahead, order = {}, {}
     for ranks, found in zip(pipelines, matched, strict=True):
@@ -200,7 +201,7 @@ def _ranks(
 
 
 def _torchs_order(schedule: Schedule) -> list[dict[str, int]]:
-    """Where each send and receive is in a rank's row, as torch's interpreter puts them."""
+    """The place of each send and receive in a rank's row, as torch's interpreter puts them."""
     from ..against_torch import lower_by_torch
 
     try:
@@ -211,7 +212,7 @@ def _torchs_order(schedule: Schedule) -> list[dict[str, int]]:
 
 
 def _actions(members: Sequence[_Rank], schedule: Schedule, step: Sequence[Step]) -> list[_Sent]:
-    """A step's actions become events of their ranks. Returns the messages between ranks."""
+    """Turn a step's actions into events of their ranks, and return the messages between ranks."""
     made: list[Event] = []
     for member, row in zip(members, step, strict=True):
         number = len(member.steps)
@@ -233,7 +234,7 @@ def _actions(members: Sequence[_Rank], schedule: Schedule, step: Sequence[Step])
 
 
 def _messages(members: Mapping[int, _Rank], sent: Sequence[_Sent]) -> list[Message]:
-    """Join each message with what its two ranks' traces say of it."""
+    """Join each message with what the traces of its two ranks tell about it."""
     to, by = defaultdict(list), defaultdict(list)  # of a rank and a step
     for each in sent:
         to[each.user.rank, each.step].append(each)
@@ -271,8 +272,8 @@ def _messages(members: Mapping[int, _Rank], sent: Sequence[_Sent]) -> list[Messa
 def _join_kernels(
     kernels: Sequence[Post], incoming: Sequence[_Sent], outgoing: Sequence[_Sent]
 ) -> None:
-    """A kernel sends and receives at once: the first after an action sends, the last before an
-    action receives.
+    """Join kernels that send and receive at once: the first one after an action sends, and the last
+    one before an action receives.
     """
     for each in outgoing:
         each.sent = next(
@@ -314,7 +315,9 @@ def _message(source: _Rank, target: _Rank, each: _Sent) -> Message:
 
 
 def _sums(members: Mapping[int, _Rank], stages: Mapping[int, tuple[int, ...]]) -> list[Message]:
-    """Sums over the ranks of the same stages: nobody has one before all have handed theirs over."""
+    """Add the sums over the ranks of the same stages. No rank has a sum before all have posted
+    their part.
+    """
     found = []
     for place in sorted({*stages.values()}):
         ranks = [rank for rank in members if stages[rank] == place]
@@ -335,8 +338,8 @@ def _sums(members: Mapping[int, _Rank], stages: Mapping[int, tuple[int, ...]]) -
 
 
 def _others(member: _Rank) -> None:
-    """What the rank did between its steps, by name: spans that aren't inside others, neighbouring
-    operators as one.
+    """What the rank did between its steps, by name: spans that aren't inside others, with
+    neighbouring operators as one.
     """
     last: Event | None = None
     everything = chain(*(trace.others for trace in member.traces))
@@ -355,8 +358,8 @@ def _others(member: _Rank) -> None:
 
 
 def _link(member: _Rank) -> None:
-    """Put a rank's events in order, and find what each may have waited for and what its own gap
-    is.
+    """Put a rank's events in order, and find for each what it may have waited for and the rank's
+    own gap.
     """
     member.row.sort(key=lambda event: (event.start, event.kind == ACTION))
     done = sorted(member.done, key=lambda each: each[0])
@@ -393,10 +396,10 @@ def _set_gap(event: Event) -> None:
 
 
 def _bound(members: Mapping[int, _Rank], messages: Sequence[Message]) -> None:
-    """Where torch's interpreter asked for a message early and found it there, gloo's span tells
+    """Correct messages that torch's interpreter asked for early and found there. gloo's span tells
     only when it looked.
 
-    The message gets its link's usual transit, and the rank has the rest as its own gap.
+    The message gets its link's usual transit, and the rank gets the rest as its own gap.
     """
     looked = set()
     for member in members.values():

@@ -1,5 +1,5 @@
-"""What each layer takes and holds on this machine: one process runs the model cut into single
-layers.
+"""Measure what each layer takes and holds on this machine: one process runs the model cut into
+single layers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredLayers:
-    """A model's layers in order, embedding and head included, each with its values for one
-    microbatch.
-    """
+    """A model's layers in order, with embedding and head, and their values for one microbatch."""
 
     names: tuple[str, ...]
     forward_ms: tuple[float, ...]
@@ -41,9 +39,7 @@ class MeasuredLayers:
         return tuple(f + b for f, b in zip(self.forward_ms, self.backward_ms, strict=True))
 
     def layers(self, counts: Sequence[int]) -> tuple[int, ...]:
-        """What a workload's `cut` is for these counts of layers, which include embedding and
-        head.
-        """
+        """The workload's `cut` for these counts of layers, which include embedding and head."""
         self._stages(counts)
         only = [*counts]
         only[0] -= self.ends
@@ -51,7 +47,9 @@ class MeasuredLayers:
         return tuple(only)
 
     def costs(self, counts: Sequence[int], recompute: Collection[int] = ()) -> Costs:
-        """Predicted costs of a run with so many layers per stage, where some stages recompute."""
+        """Predicted costs of a run with so many layers per stage, of which some stages
+        recompute.
+        """
         stages = self._stages(counts)
         forward, backward = (
             [sum(values[part]) for part in stages] for values in (self.forward_ms, self.backward_ms)
@@ -110,14 +108,14 @@ def measure_layers(
     threads: int = 1,
     device: str = "auto",
 ) -> MeasuredLayers:
-    """Run `workload` on one rank that has a stage for every layer; medians over `steps` steps of
-    all microbatches.
+    """Run `workload` on one rank that has a stage for every layer. Returns medians over all
+    microbatches of `steps` steps.
 
-    The workload is one of `lab.models`, of which `Modules` needs an nn.Sequential, whose children
-    are the layers; or any that has `num_layers` and can be cut into as many stages. `threads` and
-    `device` (as `Pool` takes it) must be those of the planned run. Starts a process, and ends it.
-    What a stage keeps once for several layers, such as a mask, or an output that is the next
-    layer's input, counts with each of them here: so a stage holds at most what follows.
+    The workload is one of `lab.models` (`Modules` needs an nn.Sequential, whose children are the
+    layers), or any with `num_layers` that can be cut into as many stages. `threads` and `device`
+    (as for `Pool`) must be those of the planned run. It starts a process, and ends it. Some things
+    are kept once for several layers of a stage, such as a mask, or an output that is the next
+    layer's input. They count with each layer here, so a stage holds at most the sum.
     """
     from ...runtime import Pool  # what was measured can be read without torch
     from ..extras import Meter, Recompute
@@ -146,8 +144,8 @@ def measure_layers(
 
 
 def _layer_by_layer(workload: Workload) -> tuple[Workload, tuple[str, ...]]:
-    """The workload as it has a stage for every layer, and the layers' names. ValueError where it
-    counts none.
+    """The workload with a stage for every layer, and the layers' names. Raises ValueError where it
+    counts no layers.
     """
     from ..models import LayeredModel, Modules
 

@@ -1,11 +1,11 @@
-"""What a step would take in other orders of the same actions, from steps that ran.
+"""Predict what a step would take in other orders of the same actions, from steps that ran.
 
-Every prediction is made several times: each time the actions take what they took in one of the
-steps, drawn anew for each microbatch. Torch's Schedule1F1B and ScheduleGPipe wait for what they
-send, which makes ranks start late. So each order is predicted without such waits, with them, and
-with them instead of all lateness, as far as the steps that ran don't rule one of the three out. A
-link whose messages nobody waited for is taken to be as fast as its other direction, and as slow as
-it may be. The error of a prediction is a sum, in shares of the step:
+Every prediction is made several times. Each time the actions take what they took in one of the
+steps, drawn separately for each microbatch. Torch's Schedule1F1B and ScheduleGPipe wait for what
+they send, which makes ranks start late. So each order is predicted without such waits, with them,
+and with them instead of all lateness, unless the steps that ran rule one of the three out. If no
+rank waited for a link's messages, the link is taken to be as fast as its other direction, and then
+as slow as it may be. The error of a prediction is a sum, in shares of the step:
 
     of the replay  how far the steps that ran, predicted in the same way, are from what was measured
     of the steps   twice the standard error of the predictions
@@ -43,7 +43,7 @@ _NEAR = 0.01
 
 @dataclass(frozen=True)
 class WhatIf:
-    """A step in another order, or with more or fewer microbatches."""
+    """A step in a different order, or with more or fewer microbatches."""
 
     what: str
     change: float  # of the time per microbatch: -0.1 is a tenth less
@@ -61,9 +61,9 @@ def table_of(rows: Sequence[WhatIf]) -> Table:
 
 
 def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
-    """Predict every registered schedule of the same stages whose actions' durations the steps tell,
-    and twice and half as many microbatches of the same size. The first row changes nothing, so its
-    error is that of the replay.
+    """Predict every registered schedule of the same stages for which the steps tell the durations
+    of actions, and also twice and half as many microbatches of the same size. The first row changes
+    nothing, so its error is that of the replay.
     """
     steps, own = sorted(steps, key=end_of), steps[0].schedule
     draws = max(1, min(_DRAWS, _WORK // len(steps[0].spans)))
@@ -106,13 +106,13 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
 
 
 def _noise(found: Sequence[float], count: int) -> float:
-    """Twice the standard error of the mean, where so many steps were drawn from."""
+    """Twice the standard error of the mean, if several steps were drawn from."""
     return 2 * stdev(found) / min(len(found), count) ** 0.5 if len(found) > 1 else 0.0
 
 
 def _machine(step: Timeline, costs: Costs, num_microbatches: int, random: Random) -> list[Costs]:
-    """What a step's actions took, drawn anew for each microbatch, its links as fast as may be, then
-    as slow. `costs`: the step's, as `calibrate` tells them.
+    """What a step's actions took, drawn separately for each microbatch, with links as fast as may
+    be and then as slow. `costs` are the step's, as `calibrate` gives them.
     """
     lasted = defaultdict(list)
     for span in step.spans:
@@ -151,8 +151,8 @@ def _replays(
     machine: Callable[[int, int], list[Costs]],
     draws: int,
 ) -> dict[_Way, list[list[Timeline]]]:
-    """For each way the runs of every draw, by the way that it stands for. Rows of which no class
-    waits for its sends have those where nobody waits.
+    """For each way to send, the runs of every draw. Rows for which no class waits for its sends use
+    those where no rank waits.
     """
     made: dict[_Way, list[list[Timeline]]] = {}
     found = {}
@@ -178,8 +178,8 @@ def _runs(
 
 
 def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
-    """What ran with other numbers of microbatches, if it is a registered schedule; then all others
-    of its stages.
+    """What ran, with other numbers of microbatches, if it is a registered schedule, then all other
+    schedules of its stages.
     """
     P, M, V = own.num_ranks, own.num_microbatches, own.num_stages // own.num_ranks
     # of sequences, which would be other microbatches

@@ -23,9 +23,9 @@ from ...runtime import cuda
 def message_times(
     context: RankContext, num_bytes: int, count: int = 20, pair: tuple[int, int] = (0, 1)
 ) -> list[float]:
-    """The first rank of a pair sends `num_bytes` to the second and back, `count` times, over a
-    fresh channel; returns, on the first, each round trip's half in milliseconds. The first trip
-    shows what a channel costs that nobody has warmed up.
+    """Send `num_bytes` from the first rank of a pair to the second and back, `count` times, over a
+    fresh channel. Returns, on the first rank, half of each round trip in milliseconds. The first
+    trip shows what a channel costs before it is warmed up.
     """
     one, other = pair
     down, up = context.channel(one, other), context.channel(other, one)
@@ -49,9 +49,9 @@ def message_times(
 def multiply_times(
     context: RankContext, ranks: Sequence[int], size: int = 512, count: int = 20
 ) -> list[float]:
-    """The ranks in `ranks` multiply matrices at the same time; returns each product's time in
-    milliseconds. Against one rank alone it says how much of another core, or of the GPU, there
-    really is.
+    """Multiply matrices on the ranks in `ranks` at the same time, and return each product's time in
+    milliseconds. Compared with one rank alone, it shows how much of a second core, or of the GPU,
+    there really is.
     """
     x = torch.randn(size, size, device=context.device)
     times = []
@@ -70,8 +70,8 @@ def fit_link(times_ms: Mapping[int, float]) -> Link:
     """The latency (ms) and bandwidth (bytes per ms) by which messages of these sizes in bytes take
     these times.
 
-    A straight line with the least sum of squared relative errors: without "relative" the largest
-    size would decide alone. ValueError for fewer than two sizes.
+    It is a straight line with the least sum of squared relative errors. With absolute errors the
+    largest size would decide alone. Raises ValueError for fewer than two sizes.
     """
     if len(times_ms) < 2:
         raise ValueError(f"a line needs messages of at least two sizes, got {len(times_ms)}")
@@ -84,10 +84,10 @@ def fit_link(times_ms: Mapping[int, float]) -> Link:
 def measure_link(
     pool: Pool, sizes: Sequence[int] | None = None, count: int = 20, pair: tuple[int, int] = (0, 1)
 ) -> Link:
-    """The link between two ranks of a pool, as `torch.distributed` uses it: from the median time of
+    """The link between two ranks of a pool, as `torch.distributed` uses it, from the median time of
     each size in bytes.
 
-    Where none are given they go up to 2 MiB, and over NCCL to 64 MiB. ValueError for a pair that
+    By default sizes go up to 2 MiB, and over NCCL to 64 MiB. Raises ValueError for a pair that
     isn't in the pool.
     """
     if len(set(pair)) != 2 or not set(pair) <= set(range(pool.num_ranks)):

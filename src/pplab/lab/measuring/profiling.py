@@ -1,4 +1,4 @@
-"""A rank's steps under `torch.profiler`, with spans that name what the schedule does."""
+"""Record a rank's steps with `torch.profiler`, with spans that name what the schedule does."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Profile(Extra):
     """Record every rank's measured steps with `torch.profiler` in `folder`: rank0.json.gz and so
     on.
 
-    `lab.read_traces(folder)` reads them; the Run's `extras["profile"]` has their paths. A span is
-    named by its action, pplab:0F1, and a step as torch.profiler names it. Recording slows every
-    operation. OSError where the folder can't be made.
+    `lab.read_traces(folder)` reads them, and the Run's `extras["profile"]` has their paths. A span
+    is named by its action, pplab:0F1, and a step as torch.profiler names it. Recording slows every
+    operation down. Raises OSError where the folder can't be made.
     """
 
     folder: str | Path
@@ -34,20 +34,17 @@ class Profile(Extra):
     }
 
     def check(self, job: Job) -> Job:
-        """Makes the folder."""
+        """Make the folder."""
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         return job
 
     def listen(self, rank: Rank) -> Listener:
-        """Record this rank."""
         return _Tracing(Path(self.folder).resolve() / TRACE.format(rank.context.rank), rank)
 
     def finish(self, job: Job, reports: Sequence[str]) -> tuple[str, ...]:
-        """Where the traces are, rank by rank."""
         return tuple(reports)
 
     def lines(self, found: Sequence[str]) -> Sequence[str]:
-        """What the Run says of it."""
         return [f"traces          {Path(found[0]).parent}: pplab explain reads them"]
 
 
@@ -63,7 +60,6 @@ class _Tracing(Listener):
         self.profiler = profile(activities=activities, profile_memory=True)
 
     def begin(self, event: str, what: Action | Overlap | None) -> None:
-        """Open a span."""
         if event == "steps":
             self.profiler.__enter__()
             self.on = True
@@ -74,7 +70,6 @@ class _Tracing(Listener):
             self.open[-1].__enter__()
 
     def end(self, event: str, what: Action | Overlap | None) -> None:
-        """Close it; at the end, write the trace."""
         if event == "steps":
             self.on = False
             self.profiler.__exit__(None, None, None)
@@ -85,5 +80,4 @@ class _Tracing(Listener):
             self.open.pop().__exit__(None, None, None)
 
     def report(self) -> str:
-        """Where it is."""
         return str(self.path)

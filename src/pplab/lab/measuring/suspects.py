@@ -1,4 +1,5 @@
-"""What may make a job slow, each with the change that takes it away: see `job` for what can change.
+"""What may make a job slow. Each suspect has the change that takes it away (see `job` for what can
+change).
 
     pauses    actions that last far longer than the same rank's others
     slow      a rank against the same stage of other replicas; a stage against the others
@@ -6,8 +7,8 @@
     own gaps  what a rank idles without waiting: what all ranks have alike, and what one has more
     work      between the steps, by its name
 
-A suspect is judged by medians. It becomes a cause where the job without it is shorter: see
-`explaining`.
+A suspect is judged by medians. It becomes a cause if the job is shorter without it (see
+`explaining`).
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Seen:
 
     @cached_property
     def pauses(self) -> dict[Event, float]:
-        """Actions that last far longer than their like, each with how long that lasts."""
+        """Actions that last far longer than similar ones, each with how long those last."""
         return {
             event: self.usual[key]
             for key, events in self.actions.items()
@@ -100,7 +101,7 @@ class Seen:
         return f"rank {rank} ({numbered('stage', self.job.stages[rank])})"
 
     def how_often(self, by_step: Mapping[int, float]) -> str:
-        """In which iterations something is, and how much of it in one of them."""
+        """In which iterations something happens, and for how long in one of them."""
         inside = {step: value for step, value in by_step.items() if step in self.counted}
         least = _PART * max(inside.values())
         found = sorted(step for step, value in inside.items() if value > least)
@@ -135,8 +136,8 @@ def _pauses(seen: Seen) -> Iterator[Suspect]:
 
 
 def _shortened(seen: Seen, ranks: Sequence[int], ratios: Mapping[str, float]) -> Change:
-    """Actions of these ranks that many times shorter, by kind; a pause becomes as long as its
-    like.
+    """These ranks' actions, so many times shorter, by kind. A pause becomes as long as similar
+    actions.
     """
     durations = {}
     for (rank, _, kind), events in seen.actions.items():
@@ -157,8 +158,8 @@ def _ratios(own: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> 
 
 
 def _slow(seen: Seen) -> Iterator[Suspect]:
-    """A rank against other replicas' of the same stages, then stages, by their fastest replica,
-    against the others.
+    """Compare a rank with other replicas' ranks of the same stages, then stages, by their fastest
+    replica, with the others.
     """
     fastest = {
         place: {kind: min(seen.pace[rank][kind] for rank in ranks) for kind in seen.pace[ranks[0]]}
@@ -199,8 +200,8 @@ def _slow(seen: Seen) -> Iterator[Suspect]:
 
 
 def link_times(job: TracedJob) -> dict[tuple[int, int], tuple[float, bool]]:
-    """What a message of each link takes, and whether that is a bound, since nobody was waiting for
-    any.
+    """What a message of each link takes, and whether that is only a bound, because no rank waited
+    for one.
     """
     by_pair: dict[tuple[int, int], list[Message]] = defaultdict(list)
     for message in job.messages:
@@ -216,7 +217,7 @@ def link_times(job: TracedJob) -> dict[tuple[int, int], tuple[float, bool]]:
 
 
 def _links(seen: Seen) -> Iterator[Suspect]:
-    """Slow links, both ways as one. A link that is known by a bound alone isn't suspected."""
+    """Slow links, with both directions as one. A link isn't suspected if only a bound is known."""
     times = {pair: time for pair, (time, bound) in link_times(seen.job).items() if not bound}
     # slow ways, with the others' time
     both: dict[tuple[int, ...], dict[tuple[int, int], float]] = defaultdict(dict)
@@ -258,7 +259,9 @@ def _place(events: Sequence[Event]) -> str:
 
 
 def _gaps(seen: Seen) -> Iterator[Suspect]:
-    """What all ranks idle alike in an iteration, then what one has more than that."""
+    """The time that all ranks idle alike in an iteration, then the time that one of them idles
+    more.
+    """
     large = {
         rank: [
             event
@@ -274,7 +277,7 @@ def _gaps(seen: Seen) -> Iterator[Suspect]:
     common = {step: min(of_rank[step] for of_rank in total.values()) for step in seen.counted}
 
     def without(ranks: Iterable[int], by_step: Mapping[int, Mapping[int, float]]) -> Change:
-        """Gaps without a step's share of them."""
+        """Gaps without so much of a step."""
         return Change(
             gaps={
                 event: event.gap * (1 - by_step[rank][event.step] / total[rank][event.step])
@@ -298,7 +301,7 @@ def _gaps(seen: Seen) -> Iterator[Suspect]:
 
 
 def _work(seen: Seen) -> Iterator[Suspect]:
-    """Named work between the steps: all of it where all ranks have it, else what a rank has."""
+    """Named work between the steps: all of it if all ranks have it, or what a rank has."""
     by_name: dict[str, dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for rank, row in seen.job.rows.items():
         for event in row:

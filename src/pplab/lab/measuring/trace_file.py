@@ -1,4 +1,5 @@
-"""One trace of torch.profiler: which actions of a pipeline it names, and when each one computed.
+"""Read one trace of torch.profiler: which actions of a pipeline it names, and when each one
+computed.
 
 There are three kinds of names, all of which are spans:
 
@@ -8,13 +9,13 @@ There are three kinds of names, all of which are spans:
     Forward 1, Backward 1            by torch's ScheduleGPipe: with the wait before it and the
                                      sending after it
 
-Of the last two, an action lasts from its first operator to its last, and what is before it is the
-wait for its message. An overlap of torch's is two actions in turn, as torch runs them: autograd's
-first operator begins the second.
+With the last two, an action lasts from its first operator to its last, and the time before it is
+the wait for its message. An overlap of torch's is two actions in turn, as torch runs them, and
+autograd's first operator begins the second.
 
-Where kernels were recorded, an action lasts from the first to the last of those that were launched
-during its span, on the stream that has most of them, NCCL's own aside. The profiler's mirrors of
-spans on a GPU leave out backwards, whose kernels another thread launches (pytorch/kineto, issues
+If kernels were recorded, an action lasts from the first to the last of those launched during its
+span, on the stream that has most of them, apart from NCCL's own. The profiler's mirrors of spans on
+a GPU leave out backwards, because a different thread launches their kernels (pytorch/kineto, issues
 1022 and 1132).
 """
 
@@ -66,8 +67,8 @@ _TRANSPORT = (
 
 
 class Did(NamedTuple):
-    """An action in a trace: since when it waited for its message, when it began, when it ended; in
-    ms.
+    """An action in a trace: when it began to wait for its message, when it began, and when it
+    ended, in ms.
     """
 
     item: Item
@@ -77,7 +78,7 @@ class Did(NamedTuple):
 
 
 class Post(NamedTuple):
-    """A message or a sum: when the rank handed it over, and when the transport was done with it; in
+    """A message or a sum: when the rank posted it, and when the transport was done with it, in
     ms.
     """
 
@@ -86,7 +87,7 @@ class Post(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What a file tells."""
+    """What a trace file tells."""
 
     rank: int
     host: str  # "" where it isn't told
@@ -103,7 +104,9 @@ class Trace(NamedTuple):
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a rank's trace. ValueError where it names no action, or is something else."""
+    """Read a rank's trace. Raises ValueError for a file that names no action, or is something
+    else.
+    """
     name = printable(str(path))
     with path.open("rb") as file:
         head = file.read(2**20)
@@ -166,8 +169,8 @@ def read_trace(path: Path) -> Trace:
 
 
 def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[str]]:
-    """What a rank did, in order, and notes. A name that follows itself, as a loss's its forward's,
-    is one action.
+    """What a rank did, in order, and notes. A name that directly follows itself, as a loss's
+    follows its forward's, is one action.
     """
     spans = []
     for event in by["user_annotation"]:
@@ -226,8 +229,8 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
 
 
 def _posts(by: Mapping[str, Sequence[dict]], operator: str, transport: str) -> list[Post]:
-    """A rank's receives, sends or sums. An operator hands each over, and gloo's span of the same
-    number ends it.
+    """A rank's receives, sends or sums. An operator posts each, and gloo's span of the same number
+    ends it.
     """
     handed = sorted(
         event["start"] for event in by["torch's own"] if event["name"].startswith(operator)
@@ -238,8 +241,8 @@ def _posts(by: Mapping[str, Sequence[dict]], operator: str, transport: str) -> l
 
 
 def _kernel_posts(kernels: Sequence[dict]) -> list[Post]:
-    """NCCL's kernels of messages: each runs from when its rank is ready for it until it is done on
-    both.
+    """NCCL's kernels of messages. Each runs from when its rank is ready for the message until it is
+    done on both.
     """
     return sorted(Post(e["start"], e["end"]) for e in kernels if "sendrecv" in e["name"].lower())
 
@@ -260,7 +263,7 @@ def _others(by: Mapping[str, Sequence[dict]], dids: Sequence[Did]) -> list[tuple
 
 @cache
 def _other(name: str, what: str) -> str:
-    """The name of other work than actions and messages; "" for these."""
+    """The name of work that is neither an action nor a message, or "" for those."""
     named = what == "user_annotation" and not re.match(
         r"(pplab|PP|gloo|nccl):|Optimizer\.profile", name
     )
@@ -270,7 +273,9 @@ def _other(name: str, what: str) -> str:
 
 
 def _kernels(by: Mapping[str, Sequence[dict]]) -> list[tuple[float, float, float]]:
-    """When a kernel was launched, began and ended, of the stream that has most; in order."""
+    """When each kernel was launched, began and ended, on the stream that has most of them, in
+    order.
+    """
     calls = chain(*(events for what, events in by.items() if "cuda" in what))
     launched = {event["args"].get("correlation"): event["start"] for event in calls}
     kernels = [event for event in by["kernel"] if "nccl" not in event["name"].lower()]

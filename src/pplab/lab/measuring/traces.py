@@ -1,7 +1,7 @@
-"""Other people's runs: the traces that torch.profiler writes of torch's pipelining become
-timelines.
+"""Turn other people's runs into timelines: the traces that torch.profiler writes of torch's
+pipelining.
 
-What a trace tells of actions, and by which names, is said in `trace_file`.
+`trace_file` explains what a trace tells about actions, and by which names.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def _files(places: Sequence[str | Path]) -> list[Path]:
 
 
 def cut(dids: Sequence[Did]) -> list[Step]:
-    """The steps of a trace: each begins with the first forward of the rank's lowest stage."""
+    """The steps of a trace, each of which begins with the first forward of the rank's lowest
+    stage.
+    """
     first = min(
         (action for did in dids for action in parts(did.item) if action.kind == F), default=None
     )
@@ -63,8 +65,8 @@ def cut(dids: Sequence[Did]) -> list[Step]:
 
 
 def pipelines_of(items: dict[int, set[str]], traces: Sequence[Trace]) -> list[list[int]]:
-    """The ranks of each pipeline, in order: of torch's process groups the smallest that do every
-    action once.
+    """The ranks of each pipeline, in order. They are the smallest of torch's process groups that
+    run every action once.
     """
     everybody, every = tuple(items), sorted(set.union(*items.values()))
 
@@ -87,8 +89,8 @@ def pipelines_of(items: dict[int, set[str]], traces: Sequence[Trace]) -> list[li
 
 
 def whole_steps(found: Sequence[list[Step]]) -> tuple[list[tuple[Schedule, list[Step]]], str]:
-    """Of each step of the first rank, what all ranks did meanwhile, if that is a whole step; and
-    why another isn't.
+    """For each step of the first rank, what all ranks did meanwhile if that is a whole step, and
+    why other steps aren't.
     """
     whole, why = (
         [],
@@ -124,7 +126,7 @@ def clocks_ahead(
     steps: Sequence[tuple[Schedule, list[Step]]], hosts: Sequence[str], notes: list[str]
 ) -> list[float]:
     """How far each rank's clock is ahead of the first one's, in ms. No message arrives before it
-    has left: one way that says how far a clock is ahead at most, the other way at least.
+    has left, so one direction gives an upper bound and the other a lower one.
     """
     first, names = hosts[0], {*hosts}
     most: dict[tuple[str, str], float] = defaultdict(lambda: inf)  # so far b is ahead of a, at most
@@ -163,8 +165,8 @@ def clocks_ahead(
 
 
 def timeline_of(schedule: Schedule, step: list[Step], ahead: Sequence[float]) -> Timeline:
-    """A step that starts with its first action; waits for messages of other ranks are beside the
-    schedule.
+    """A step that starts with its first action. Waits for messages of other ranks are in
+    `others`.
     """
     zero = min(row[0].start - off for row, off in zip(step, ahead, strict=True))
     starts, ends, waits = [], [], []

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def _named(text: str) -> AbstractContextManager:
-    """A span of that name in the trace; without a name there is none."""
+    """A span of that name in the trace, or none without a name."""
     from torch.profiler import record_function
 
     return record_function(f"pplab:{text}") if text else nullcontext()
@@ -23,10 +23,10 @@ def watch_torch() -> None:
     """Name every action of torch's pipelining, whatever the class, in the traces of this process:
     `pplab:0F1` is stage 0's forward of microbatch 1.
 
-    Call it before the first step; a second call changes nothing. The name is around the computing
+    Call it before the first step. A second call changes nothing. The name is around the computing
     alone, without the wait for a message and the sending. The loss is part of the last stage's
-    forward; an evaluation's backwards, which compute nothing, get no name. Costs a
-    `record_function` an action.
+    forward. An evaluation's backwards compute nothing and get no name. It costs a `record_function`
+    per action.
     """
     from torch.distributed.pipelining.schedules import _PipelineSchedule
     from torch.distributed.pipelining.stage import _PipelineStageBase
@@ -65,10 +65,10 @@ def watch_torch() -> None:
 
 
 def watch_megatron() -> None:
-    """Name every action of Megatron-LM's schedules, as `watch_torch` does PyTorch's. Its `--profile
-    --use-pytorch-profiler` records the traces.
+    """Name every action of Megatron-LM's schedules, as `watch_torch` does for PyTorch's. Record the
+    traces with its `--profile --use-pytorch-profiler`.
 
-    With `--overlap-moe-expert-parallel-comm` it runs by other functions, whose actions get no
+    With `--overlap-moe-expert-parallel-comm` Megatron-LM runs other functions, whose actions get no
     names.
     """
     parallel_state = resolve_name("megatron.core.parallel_state")

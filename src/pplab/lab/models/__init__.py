@@ -1,8 +1,8 @@
-"""Models, data and workloads to train: a small GPT, a mixture of experts, DistilBERT, whatever
-transformers has as layers, and modules that you bring; reviews to train them on; tokens made from
-what was trained.
+"""Models, data and workloads to train: a small GPT, a mixture of experts, DistilBERT, models of
+transformers that have layers, and modules that you bring; reviews to train them on; and text from a
+trained model.
 
-Chapters 2 to 14 use them. A stage computes what the same layers of the whole model do.
+Chapters 2 to 14 use them. A stage computes what the same layers of the whole model compute.
 """
 
 from ...optional import lazily

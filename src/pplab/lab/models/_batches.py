@@ -1,6 +1,4 @@
-"""What a model of transformers is fed: batches under transformers' names, and the reviews as such
-batches.
-"""
+"""Batches for a model of transformers: under transformers' names, or made from the reviews."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ def as_batch(
     """transformers' fields as a Batch: `input_ids` (B, T) as inputs, `labels` as target, the rest
     for every stage. It is the same for every `step`.
 
-    Without labels a decoder learns its own inputs, but for padding. Raises ValueError for a field
-    that the model has no use for, lacks, or can't look up.
+    Without labels a decoder learns its own inputs, except for padding. Raises ValueError for a
+    field that the model lacks or can't use, or whose values it can't look up.
     """
     if not isinstance(fields, Mapping):
         raise ValueError(
@@ -65,7 +63,7 @@ def as_batch(
 
 
 def check_rows(data: Mapping[str, Tensor]) -> None:
-    """ValueError unless there are as many rows of each, and some."""
+    """Raise ValueError unless all have the same number of rows, and at least one."""
     sizes = {name: len(rows) for name, rows in data.items()}
     if len(set(sizes.values())) != 1 or 0 in sizes.values():
         raise ValueError(f"data must have as many rows of each, and some, got {shown(sizes)}")
@@ -82,7 +80,7 @@ def columns_of(dataset: Any, family: Family) -> dict[str, Any]:
 
 
 def _shifted(labels: Tensor, config: PreTrainedConfig) -> Tensor:
-    """What a decoder reads that is to say `labels`: a start, then all of them but the last."""
+    """The input of a decoder that learns `labels`: a start, then all labels but the last."""
     start = torch.full_like(labels[:, :1], _id(config, "decoder_start_token_id"))
     shifted = torch.cat([start, labels[:, :-1]], dim=1)
     return shifted.masked_fill(shifted == IGNORED, _id(config, "pad_token_id"))
@@ -139,7 +137,9 @@ def _check(
 
 
 def find_tokenizer(tokenizer: object, checkpoint: str | None) -> PreTrainedTokenizerBase | None:
-    """A tokenizer from a name, a folder or itself; None for bytes. OSError where there is none."""
+    """A tokenizer from a name, a folder or itself, or None for bytes. Raises OSError where there is
+    none.
+    """
     if tokenizer == "bytes" or (tokenizer == "auto" and checkpoint is None):
         return None
     if not isinstance(tokenizer, str):
@@ -166,8 +166,9 @@ def review_rows(
 ) -> dict[str, Tensor]:
     """The reviews as rows of `length` tokens, by transformers' names.
 
-    A decoder reads them in one go; a classifier reads the beginning of each, and its label is the
-    stars; an encoder-decoder reads the first half of its beginning and is to say the second.
+    A decoder reads them as one text. A classifier reads the beginning of each, and its label is the
+    number of stars. An encoder-decoder reads the first half of each beginning, and learns the
+    second.
     """
     if task == "causal":
         encoded = _encode("\n".join(found.texts), tokenizer, None)
@@ -196,8 +197,8 @@ def _encode(
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int, fill: int) -> tuple[Tensor, Tensor]:
-    """Rows of tokens (B, length), filled up at their ends, and the mask that says where there is
-    one.
+    """Rows of tokens (B, length), padded at their ends, and the mask that tells where tokens
+    are.
     """
     ids = torch.tensor([[*row[:length], *[fill] * (length - len(row))] for row in rows])
     mask = torch.tensor([[1] * min(len(row), length) + [0] * (length - len(row)) for row in rows])

@@ -1,5 +1,5 @@
-"""The batches of a training run, by the number of the step: the same on every rank, and after a run
-that goes on.
+"""The batches of a training run by the number of the step, so that they are the same on every rank,
+and in a run that goes on.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ A_FUNCTION = "give a function that makes the batch of a step from its number"
 
 class Batches:
     """`batches(step)` from one batch, a function of the step, a list, or a loader that gives the
-    same every time.
+    same batches every time.
 
-    Every rank has its own, and asks for the same steps: so what can be gone through only once, or
-    differs from rank to rank, is refused. `make(found, step)` is a Batch of what there is for a
-    step. `count`: for how many steps there are batches, None where that can't be known; a shorter
-    one at the end isn't counted.
+    Every rank has its own, and asks for the same steps. So an iterator that can be used only once,
+    or that differs from rank to rank, is refused. `make(found, step)` turns what there is for a
+    step into a Batch. `count` is the number of steps for which there are batches, or None where it
+    can't be known. A shorter batch at the end isn't counted.
 
-    Ranks can't have workers: what a loader's would do, each rank does itself, and `notes` say so.
+    Ranks can't have workers. Each rank does itself what a loader's workers would do, and `notes`
+    mention it.
     """
 
     def __init__(self, given: Any, make: Callable[[Any, int], Batch] | None = None):
@@ -67,8 +68,8 @@ class Batches:
         self.size: int | None = None  # samples of every batch, once one was there
 
     def __call__(self, step: int) -> Batch:
-        """The batch of a step. ValueError where there is none, or one of another size than the
-        first.
+        """The batch of a step. Raises ValueError where there is none, or if its size differs from
+        the first one's.
         """
         if isinstance(self.given, Batch):
             return self.given
@@ -84,7 +85,7 @@ class Batches:
         return batch
 
     def _listed(self, step: int) -> object:
-        """Batch `step` of something that can be gone through, from its start if it must be."""
+        """Batch `step` of a loader, read from its start if necessary."""
         if hasattr(self.given, "__getitem__") and hasattr(self.given, "__len__"):
             if step >= len(self.given):
                 raise _no_more(step, len(self.given))
@@ -104,8 +105,8 @@ class Batches:
         return self._last
 
     def _check_same(self) -> None:
-        """Whether the first batch is what it was when this was made, or when it was begun
-        before.
+        """Raise ValueError unless the first batch is still what it was when this was made or
+        started before.
         """
         tensors = self.make(self._last, 0).tensors
         if self._first is None:
@@ -120,7 +121,7 @@ class Batches:
     _first: list[Tensor] | None = None
 
     def restart(self) -> None:
-        """Go back to the start: who else goes through the same loader finds it as it was."""
+        """Go back to the start, so that others who use the same loader find it as it was."""
         self._iterator: Iterator | None = None
         self._at, self._last = -1, None
         if self._seeded is not None:  # or the second time through would be in another order
@@ -133,12 +134,12 @@ class Batches:
 
 
 def epochs(loader: DataLoader) -> Callable[[int], object]:
-    """The batches of a DataLoader, over and over, in another order in every epoch if it shuffles:
-    what `Modules` and `from_transformers` take for batches.
+    """The batches of a DataLoader, over and over, in a different order in every epoch if it
+    shuffles. `Modules` and `from_transformers` take it as their batches.
 
     The order follows from the epoch's number alone, so it is the same on every rank, and in a run
-    that goes on. A shorter batch at an epoch's end is left out. ValueError for a stream, whose
-    length nobody knows.
+    that goes on. A shorter batch at an epoch's end is left out. Raises ValueError for a stream,
+    because its length isn't known.
     """
     if (
         not isinstance(loader, DataLoader)
@@ -157,7 +158,7 @@ class _Epochs:
         self.loader, self.count, self.epoch, self.order = loader, count, None, []
 
     def __call__(self, step: int) -> object:
-        """What the loader makes for a step."""
+        """The loader's batch for a step."""
         epoch, place = divmod(step, self.count)
         if epoch != self.epoch:
             self.epoch, self.order = epoch, self._order(epoch)
@@ -173,7 +174,7 @@ class _Epochs:
 
 
 def _without_workers(loader: DataLoader) -> DataLoader:
-    """A loader of the same batches that loads them where it is gone through."""
+    """A loader of the same batches without workers, which loads them where it is used."""
     alone = copy.copy(loader)
     alone.num_workers, alone.timeout, alone.prefetch_factor, alone._iterator = 0, 0, None, None
     return alone
@@ -194,8 +195,8 @@ def _no_more(step: int, count: int) -> EndOfBatches:
 
 
 def as_batch(found: object, step: int) -> Batch:
-    """A Batch, or one of a pair (inputs, target); ValueError for anything else, such as a single
-    sample.
+    """A Batch, or one from a pair (inputs, target). Raises ValueError for anything else, such as a
+    single sample.
     """
     if isinstance(found, Batch):
         return found
@@ -216,7 +217,7 @@ def as_batch(found: object, step: int) -> Batch:
 
 
 def _generator(given: object) -> torch.Generator | None:
-    """What a loader shuffles with, if it is its own."""
+    """The generator with which a loader shuffles, if it has its own."""
     return getattr(getattr(given, "sampler", None), "generator", None) or getattr(
         given, "generator", None
     )

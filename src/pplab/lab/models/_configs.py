@@ -1,4 +1,6 @@
-"""Configs of transformers, checked before a model is made of them: a file may say anything."""
+"""Check configs of transformers before a model is made from them, because a file may contain
+anything.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ _WIDTHS = (
 
 
 def checked_config(config: object) -> PreTrainedConfig:
-    """A config that was given; ValueError where it isn't one, or is one of a model that can't
-    be.
+    """A config that was given. Raises ValueError where it isn't one, or where no such model can
+    exist.
     """
     if not hasattr(config, "model_type") or not hasattr(config, "to_dict"):
         expected = (
@@ -52,8 +54,8 @@ def checked_config(config: object) -> PreTrainedConfig:
 
 
 def config_in(folder: str) -> PreTrainedConfig:
-    """The config of a folder; FileNotFoundError without one, ValueError for what can't be made or
-    can't be cut.
+    """The config of a folder. Raises FileNotFoundError if there is none, and ValueError if its
+    model can't be made or can't be cut.
     """
     path = Path(folder) / "config.json"
     if not path.is_file():

@@ -1,9 +1,8 @@
-"""Cut a model into stages: the embedding goes with the first, the head with the last, the layers
-evenly or as told.
+"""Cut a model into stages: the embedding goes with the first, the head with the last, and the
+layers evenly or as you choose.
 
-Of B samples with T tokens, what crosses from stage to stage is what crosses from layer to layer,
-the hidden states of shape (B, T, C), whatever the cut; on the way back it is their gradient, of the
-same shape:
+Whatever the cut, stages exchange what layers exchange, which is the hidden states of shape (B, T,
+C) for B samples with T tokens. On the way back it is their gradient, of the same shape:
 
     tokens (B, T) -> [embedding, layers] -- (B, T, C) --> [layers] -- (B, T, C) --> [layers, head]
     -> scores
@@ -24,27 +23,28 @@ MOST_LAYERS = 1_024
 
 
 class LayeredModel(Workload):
-    """What the workloads of the course have in common: layers between two ends, cut evenly or as
-    `cut` says.
+    """The common part of the course's workloads: layers between two ends, cut evenly or by `cut`.
 
-    A subclass is a frozen dataclass that has these two, and `build_whole()`, the same weights at
-    every call.
+    A subclass is a frozen dataclass with these two fields, and a `build_whole()` that gives the
+    same weights at every call.
     """
 
     num_layers: int
     cut: tuple[int, ...] | None  # layers of each stage; evenly when None
 
     def check(self, num_stages: int) -> None:
-        """Raise ValueError when there are more stages than layers, or when `cut` is for others."""
+        """Raise ValueError when there are more stages than layers, or when `cut` is for a different
+        number of stages.
+        """
         check_layers(self.num_layers, num_stages, self.cut)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """One stage, with the weights that the whole model would have there."""
+        """Build one stage, with the weights that the whole model has there."""
         return cut(self.build_whole(), num_stages, self.cut)[stage]
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """What the layers are called, in order."""
+        """The names of the layers, in order."""
         return tuple(f"layer {layer}" for layer in range(self.num_layers))
 
     def stage_bytes(self, num_stages: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class LayeredModel(Workload):
 
     @property
     def cut_in_words(self) -> str:
-        """`cut` in words, where there is one."""
+        """`cut` in words, or "" without one."""
         return f" cut {'+'.join(map(str, self.cut))}" if self.cut else ""
 
 
@@ -71,8 +71,8 @@ def check_depth(name: str, value: object) -> None:
 def layer_ranges(
     num_layers: int, num_stages: int, layers: Sequence[int] | None = None
 ) -> list[range]:
-    """Contiguous layers for every stage: as many as `layers` says, or evenly, where the first ones
-    take what is left.
+    """Contiguous layers for every stage, as many as `layers` gives, or evenly with the remainder on
+    the first ones.
 
     >>> layer_ranges(6, 4)
     [range(0, 2), range(2, 4), range(4, 5), range(5, 6)]
@@ -121,16 +121,16 @@ def _check_counts(num_layers: int, num_stages: int, layers: tuple[int, ...]) -> 
 
 
 def cut(model: nn.Module, num_stages: int, layers: Sequence[int] | None = None) -> list[nn.Module]:
-    """The stages of `model`, which share its parameters and keep their names.
+    """Cut `model` into stages that share its parameters and keep their names.
 
-    `layers` says how many of its layers each stage gets; evenly, if left out.
+    `layers` gives the number of layers of each stage. By default they are cut evenly.
 
-    `models.Modules(cut(model, 2), batches, loss)` trains a model that you have in hand.
+    `models.Modules(cut(model, 2), batches, loss)` trains a model that you already have.
 
-    The first stage takes the model's inputs, every other one the previous stage's output, the last
-    one returns the model's output. Cuts pplab's GPT, nn.Sequential and models of transformers
-    (`from_transformers` lists them); raises ValueError for another model and for more stages than
-    layers.
+    The first stage takes the model's inputs, every other one takes the previous stage's output, and
+    the last one returns the model's output. It cuts pplab's GPT, nn.Sequential and models of
+    transformers (`from_transformers` lists them). Raises ValueError for any other model, and for
+    more stages than layers.
 
     >>> [len(stage) for stage in cut(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2)), 2)]
     [2, 1]

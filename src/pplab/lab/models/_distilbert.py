@@ -26,9 +26,9 @@ def distilbert(
 ) -> TransformersModel:
     """DistilBERT on reviews of `length` tokens.
 
-    `checkpoint`: "auto" takes the hub's model, or the small one where the hub can't be reached;
-    "small"; or a name on the hub or a folder, which must be there (OSError otherwise). The other
-    arguments are those of `from_transformers`.
+    `checkpoint` is "auto", "small", a name on the hub, or a folder. "auto" takes the hub's model,
+    or the small one if the hub can't be reached. Raises OSError for a name or folder that isn't
+    there. The other arguments are those of `from_transformers`.
     """
     options = {"batch_size": batch_size, "length": length, "source": source, "cut": cut}
     name, said = CHECKPOINT if checkpoint == "auto" else checkpoint, ""

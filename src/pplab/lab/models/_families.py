@@ -1,8 +1,8 @@
-"""transformers' models in stages: what a family's model is called, where its layers are, what
-belongs before and after.
+"""Cut transformers' models into stages: the class of each family, where its layers are, and what
+comes before and after them.
 
-A stage is transformers' own model in which `Elsewhere` stands for whatever other stages have. So it
-is transformers that makes masks, positions and rotary embeddings of what every rank has (attention
+A stage is transformers' own model, in which `Elsewhere` replaces what other stages have. So
+transformers itself makes masks, positions and rotary embeddings from what every rank has (attention
 mask, position ids), and weights keep the names of the original model.
 """
 
@@ -91,7 +91,9 @@ FAMILIES = {  # by the model_type of a config
 
 
 def family_of(model_type: object) -> Family:
-    """The family of a config's `model_type`; ValueError that lists what there is."""
+    """The family of a config's `model_type`. Raises ValueError, which lists the known ones, for any
+    other.
+    """
     if model_type in FAMILIES:
         return FAMILIES[model_type]
     raise ValueError(
@@ -102,9 +104,9 @@ def family_of(model_type: object) -> Family:
 
 
 class Elsewhere(nn.Module):
-    """Stands where another stage has a module, and passes on the hidden states that come by: the
-    first real-valued tensor among what it is given. Where there is none, as for an embedding of
-    positions, there is nothing to add.
+    """Replaces a module that is on a different stage, and passes on the hidden states: the first
+    real-valued tensor among its arguments. Without one, as for an embedding of positions, there is
+    nothing to add.
     """
 
     def __init__(self, outputs: int = 1):
@@ -121,8 +123,8 @@ class Elsewhere(nn.Module):
 
 
 class Part(nn.Module):
-    """One stage of a model of transformers: a range of its layers, with what goes before and
-    after.
+    """One stage of a model of transformers: a range of its layers, with what comes before and after
+    them.
     """
 
     def __init__(self, model: PreTrainedModel, is_first: bool, is_last: bool):
@@ -144,10 +146,9 @@ class Part(nn.Module):
 
 
 class EncoderDecoderPart(Part):
-    """A stage of an encoder-decoder. Between stages of the encoder cross its hidden states (B, T,
-    C). From its last layer on it is the encoder's output that crosses, behind the decoder's hidden
-    states (B, U, C) where there are some yet. Every rank has the attention mask and the decoder's
-    input ids.
+    """A stage of an encoder-decoder. Stages of the encoder send its hidden states (B, T, C). From
+    its last layer on, stages send the encoder's output, after the decoder's hidden states (B, U, C)
+    once there are any. Every rank has the attention mask and the decoder's input ids.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class EncoderDecoderPart(Part):
         attention_mask: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Input ids (B, T), or what crosses from the stage before, to what crosses to the next one,
+        """From input ids (B, T), or what the previous stage sent, to what goes to the next stage,
         or to scores.
         """
         model, encoded = self.whole, x[-1]
@@ -195,7 +196,7 @@ class EncoderDecoderPart(Part):
 
 
 def clone(model: PreTrainedModel) -> PreTrainedModel:
-    """The model's modules once more, with the same parameters and buffers."""
+    """A second copy of the model's modules, with the same parameters and buffers."""
     return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
 
 
@@ -205,7 +206,7 @@ def depths(model: PreTrainedModel, family: Family) -> tuple[int, ...]:
 
 
 class Share(NamedTuple):
-    """What a stage has of a stack: some of its layers, its beginning, its end."""
+    """A stage's part of a stack: some of its layers, its beginning, its end."""
 
     stack: Stack
     depth: int
@@ -215,7 +216,7 @@ class Share(NamedTuple):
 
     @property
     def borrows(self) -> bool:
-        """Whether it needs what the first layer has for all, and doesn't have that layer."""
+        """Whether it needs what the first layer computes for all, and doesn't have that layer."""
         return bool(self.stack.shared and self.own and 0 not in self.own)
 
     def elsewhere(self) -> list[str]:
@@ -234,7 +235,7 @@ def shares(
     num_stages: int,
     layers: Sequence[int] | None = None,
 ) -> list[Share]:
-    """What a stage has of every stack, for a model with stacks so `deep`."""
+    """A stage's share of every stack, for a model with stacks so `deep`."""
     own = layer_ranges(sum(deep), num_stages, layers)[stage]
     found, start = [], 0
     for stack, depth in zip(family.stacks, deep, strict=True):
@@ -248,7 +249,7 @@ def shares(
 
 
 def names_held(found: Sequence[Share], names: Iterable[str]) -> list[str]:
-    """Those of a model's names of tensors that a stage with these shares has."""
+    """The names of the model's tensors that a stage with these shares has."""
     lost = tuple(f"{name}." for share in found for name in share.elsewhere())
     borrowed = tuple(
         f"{share.stack.layers}.0.{share.stack.shared}." for share in found if share.borrows
@@ -269,7 +270,7 @@ def parts(
 
 
 def part(model: PreTrainedModel, found: Sequence[Share]) -> Part:
-    """The model as the stage that has these shares: other stages' modules are taken out of it."""
+    """The model as the stage with these shares, without the modules of other stages."""
     for share in found:
         _take_out(model, share)
     for module in model.modules():
@@ -285,7 +286,7 @@ def part(model: PreTrainedModel, found: Sequence[Share]) -> Part:
 
 
 def _take_out(model: PreTrainedModel, share: Share) -> None:
-    """Put `Elsewhere` in the place of what other stages have of a stack."""
+    """Replace what other stages have of a stack by `Elsewhere`."""
     stack = share.stack
     layers = model.get_submodule(stack.layers)
     if stack.dropout:
@@ -300,8 +301,8 @@ def _take_out(model: PreTrainedModel, share: Share) -> None:
 
 
 def _lend(first: nn.Module, borrower: nn.Module, stack: Stack) -> Elsewhere:
-    """Let another layer compute what the first one otherwise computes for all. Returns what stands
-    for the first layer and keeps the weight under the name that it has in the model.
+    """Let a different layer compute what the first one usually computes for all. Returns a stand-in
+    for the first layer that keeps the weight under its name in the model.
     """
     where, _, name = stack.shared.rpartition(".")
     lent = first.get_submodule(stack.shared)
@@ -317,8 +318,8 @@ def _lend(first: nn.Module, borrower: nn.Module, stack: Stack) -> Elsewhere:
 
 
 def _move_dropout(model: PreTrainedModel, stack: Stack) -> None:
-    """Put a dropout that is called at both ends of a stack into what is at each end: a stage may
-    have one of them.
+    """Move a dropout that is called at both ends of a stack into the module at each end, because a
+    stage may have only one of them.
     """
     dropout = model.get_submodule(stack.dropout)
     for end in (stack.before[-1], stack.after[0]):

@@ -37,7 +37,7 @@ class GPTConfig:
 
 
 class Embedding(nn.Module):
-    """Tokens to vectors: what the token is plus where it stands."""
+    """Tokens to vectors: the sum of a token's vector and its position's."""
 
     first = 0  # where the first token stands, of a slice of a sequence
 
@@ -53,9 +53,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """What blocks have in common: attention to earlier tokens, and the norm of what comes behind
-    it.
-    """
+    """The common part of blocks: attention to earlier tokens, and the norm of what follows it."""
 
     attention = staticmethod(partial(functional.scaled_dot_product_attention, is_causal=True))
 
@@ -103,8 +101,8 @@ class Head(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT, or a part of one: the blocks it holds, with the embedding if they are the first, the
-    head if the last.
+    """A GPT, or a part of one: its blocks, with the embedding if they are the first and the head if
+    they are the last.
     """
 
     block = Block
@@ -172,14 +170,16 @@ class LanguageModel(LayeredModel):
         return self.config.num_layers
 
     def tied(self, num_stages: int) -> dict[str, tuple[tuple[int, str], ...]]:
-        """The weights that several stages keep, by name: their places as (stage, name there)."""
+        """The weights that several stages keep, by name, with their places as (stage, name in that
+        stage).
+        """
         if not self.config.tied or num_stages == 1:
             return {}
         name = "embedding.token.weight"
         return {name: ((0, name), (num_stages - 1, "head.scores.weight"))}
 
     def build_whole(self) -> GPT:
-        """The whole model; the same weights at every call."""
+        """Build the whole model, with the same weights at every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.config.seed)
             return self.kind(self.config)
@@ -201,10 +201,10 @@ def gpt(
     *, batch_size: int = 32, source: str = "auto", cut: Sequence[int] | None = None, **sizes: int
 ) -> LanguageModel:
     """A GPT that learns to continue reviews. `sizes` are GPTConfig's (`tied=True` shares the head's
-    weight with the embedding); `source` is that of `pplab.lab.data.reviews`.
+    weight with the embedding). `source` is that of `pplab.lab.data.reviews`.
 
-    `cut`: how many layers each stage gets; evenly when left out. The first and the last may have
-    none.
+    `cut` gives the number of layers of each stage (evenly when left out). The first and the last
+    may have none.
 
     >>> model = gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16, cut=(1, 3))
     >>> print(model.name)

@@ -1,4 +1,4 @@
-"""A small GPT whose blocks have a mixture of experts in place of the MLP: every token goes to a few
+"""A small GPT whose blocks have a mixture of experts instead of the MLP: every token goes to a few
 of them.
 """
 
@@ -52,11 +52,11 @@ class Expert(nn.Module):
 
 
 class MixtureBlock(Attention):
-    """Attention to earlier tokens, then for every token the experts that its router chooses; both
-    add to what comes in.
+    """Attention to earlier tokens, then for every token the experts that its router chooses. Both
+    add to the block's input.
 
-    No token is dropped: an expert takes as many as are sent to it. `wire` is how tokens get to
-    experts on other ranks; None where all experts are here.
+    No token is dropped, because an expert takes as many as are sent to it. `wire` takes tokens to
+    experts on other ranks. It is None where all experts are on this rank.
     """
 
     wire: Wire | None = None
@@ -85,8 +85,8 @@ class MixtureBlock(Attention):
         return x + (made * weights[..., None]).sum(1).view_as(x)
 
     def run_experts(self, tokens: Tensor, counts: Tensor) -> Tensor:
-        """(N, C) to (N, C): `counts[rank][expert]` tokens came from each rank for each expert that
-        is here.
+        """(N, C) to (N, C): `counts[rank][expert]` tokens came from each rank for each expert on
+        this rank.
         """
         pieces = tokens.split(counts.flatten().tolist())
         count = len(self.experts)
@@ -123,7 +123,7 @@ def mixture(
     *, batch_size: int = 32, source: str = "auto", cut: Sequence[int] | None = None, **sizes: int
 ) -> LanguageModel:
     """A mixture of experts that learns to continue reviews. `sizes` are GPTConfig's, `num_experts`,
-    `experts_per_token` and `expert_width`; the rest is as for `gpt`.
+    `experts_per_token` and `expert_width`. The rest is as for `gpt`.
 
     >>> sizes = dict(num_layers=4, width=32, context=16, num_experts=8)
     >>> model = mixture(batch_size=4, source="sample", **sizes)

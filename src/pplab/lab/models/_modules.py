@@ -18,11 +18,11 @@ from ._cutting import check_layers, layer_ranges, weights_of
 
 
 class Chain(nn.Module):
-    """Modules called one after the other, each with what the one before returned and what it takes
-    of the context.
+    """Modules called one after the other. Each gets what the one before returned, and the part of
+    the context that it takes.
 
-    A tuple is one argument, as in nn.Sequential; the modules in `starts`, all if left out, take its
-    tensors as arguments of their own, as stages do.
+    A tuple is one argument, as in nn.Sequential. But the modules in `starts` (by default all) get
+    its tensors as separate arguments, as stages do.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], starts: Collection[str] | None = None):
@@ -46,26 +46,26 @@ class Chain(nn.Module):
 class Modules(Workload):
     """A workload from modules that you bring, with batches and a loss.
 
-    `model` is an nn.Sequential, which is cut by its children into as many stages as a schedule has,
-    evenly or as `cut` says (how many children each stage gets); or a list of modules, one per
-    stage. Parameters have the names that they have in the Sequential, whatever the cut, so
-    `Checkpoint.open(path).load(model)` gives it what a run has learned. In a list they are named by
-    their position in all stages, where a Sequential counts for as many as it has children. A weight
-    that several modules share stays one weight.
+    `model` is an nn.Sequential or a list of modules, one per stage. A Sequential is cut by its
+    children into as many stages as a schedule has, evenly or by `cut`, which gives the number of
+    children of each stage. Parameters have the same names as in the Sequential, whatever the cut,
+    so `Checkpoint.open(path).load(model)` gives it what a run has learned. In a list they are named
+    by their position in all stages, where a Sequential counts for as many as it has children. A
+    weight that several modules share stays one weight.
 
-    `batches` is a `Batch`, the same for every step; a function that makes the batch of a step from
-    its number; or something to go through: a list of batches, or a DataLoader that gives the same
-    ones every time, whose end ends the run (`models.epochs(loader)` begins again). A batch may also
-    be a pair (inputs, target). Of the batch's `context`, every module gets what its `forward`
-    names.
+    `batches` is one of three things: a `Batch`, the same for every step; a function that makes the
+    batch of a step from its number; or a list of batches or a DataLoader that gives the same ones
+    every time. The end of a list or DataLoader ends the run, unless `models.epochs(loader)` starts
+    it again. A batch may also be a pair (inputs, target). Every module gets the entries of the
+    batch's `context` that its `forward` names.
 
-    `reduction` says whether the loss is the mean or the sum over the samples, and `weight(batch)`,
-    where it isn't as many as there are samples, how many of `batch.target` a mean is over.
-    `overlap(first, second)` may run the two halves of an overlap at once: it is given functions
-    without arguments, and returns what both return.
+    `reduction` tells whether the loss is the "mean" or the "sum" over the samples. If a mean isn't
+    over the samples, `weight(batch)` returns how many of `batch.target` it is over. `overlap(first,
+    second)` may run the two halves of an overlap at once. It gets two functions without arguments,
+    and returns the results of both.
 
-    The modules travel to the ranks with their weights. Their classes, the loss and other functions
-    must be importable there: what a notebook defines is not.
+    The modules are sent to the ranks with their weights. Their classes, the loss and other
+    functions must be importable there, so they can't be defined in a notebook.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Modules(Workload):
         return tuple(map(weights_of, self._stages(num_stages)))
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """The module of one stage, its parts under the names that they have in the whole."""
+        """The module of one stage, with the names of its parts in the whole model."""
         return copy.deepcopy(self._stages(num_stages)[stage])
 
     def build_whole(self) -> nn.Module:
@@ -150,7 +150,7 @@ class Modules(Workload):
         return {each[0][1]: tuple(each) for each in places.values() if len(each) > 1}
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step. ValueError for a context that no module takes."""
+        """The batch of a step. Raises ValueError for a context that no module takes."""
         batch = self.batches(step)
         takes = [keywords(module) for module in self.children.values()] if batch.context else []
         known = {key for each in takes for key in each or ()}
@@ -169,7 +169,7 @@ class Modules(Workload):
         return self._loss(output, target)
 
     def weight(self, batch: Batch) -> float:
-        """What a microbatch's loss counts for."""
+        """How much a microbatch's loss counts for."""
         return super().weight(batch) if self._weight is None else self._weight(batch)
 
     def _stages(self, num_stages: int) -> list[Chain]:
@@ -187,8 +187,8 @@ class Modules(Workload):
 
 
 def keywords(module: nn.Module) -> frozenset[str] | None:
-    """What a module's forward can be told by name, beside its first argument; None where that is
-    anything.
+    """The keywords that a module's forward takes in addition to its first argument, or None if it
+    takes any.
     """
     try:
         parameters = list(inspect.signature(module.forward).parameters.values())
@@ -202,7 +202,9 @@ def keywords(module: nn.Module) -> frozenset[str] | None:
 
 
 def _listed(model: object) -> list[nn.Module]:
-    """The stages of a list; ValueError for anything else, which says where it could be cut."""
+    """The stages in a list. Raises ValueError, which shows where a model could be cut, for anything
+    else.
+    """
     if (
         isinstance(model, (list, tuple, nn.ModuleList))
         and model
@@ -234,14 +236,12 @@ def _listed(model: object) -> list[nn.Module]:
 
 
 def _names(module: nn.Module) -> list[str]:
-    """Of a stage's parts: a plain Sequential's children, or the module itself."""
+    """The names of a stage's parts: a plain Sequential's children, or the module itself."""
     return list(module._modules) if _is_plain(module) else [""]
 
 
 def _is_plain(module: object) -> bool:
-    """Whether this is a Sequential that calls its children, and nothing else: no hook would be lost
-    with it.
-    """
+    """Whether this is a Sequential that only calls its children, so that a cut loses no hook."""
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         return False
     hooks = (
@@ -254,7 +254,7 @@ def _is_plain(module: object) -> bool:
 
 
 def _flat(stages: Sequence[nn.Module]) -> tuple[dict[str, nn.Module], frozenset[str]]:
-    """All parts by their names in the whole, and which of them begin a stage."""
+    """All parts by their names in the whole model, and which of them begin a stage."""
     parts: dict[str, nn.Module] = {}
     starts = set()
     for stage in stages:

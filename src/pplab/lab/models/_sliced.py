@@ -2,9 +2,9 @@
 sequences.
 
 A slice's queries look at the keys of its own tokens and of all before them. So on every stage each
-block keeps a sequence's keys and values from slice to slice. Backwards come in the opposite order:
-a slice's gives gradients to the keys and values of the slices before it, which wait there until
-those slices' own backwards take them.
+block keeps a sequence's keys and values from slice to slice. Backwards come in the opposite order.
+A slice's backward gives gradients to the keys and values of the slices before it, and they wait
+there until those slices' own backwards take them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._gpt import GPT, LanguageModel
 
 
 class Place(NamedTuple):
-    """Which slice of which microbatch a stage works on, and how many tokens stand before it."""
+    """The slice and microbatch that a stage works on, and the number of tokens before it."""
 
     microbatch: int
     slice: int
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Carried:
-    """A block's attention to earlier tokens, with what it carries between the slices of a
+    """A block's attention to earlier tokens, and what it carries between the slices of a
     microbatch.
     """
 
@@ -46,15 +46,15 @@ class Carried:
         self.hold: Callable[[Tensor], object] | None = None  # see `Stage`
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """A slice's queries, keys and values, (B, heads, t, C / heads) each, to what its tokens
-        take of all.
+        """From a slice's queries, keys and values, (B, heads, t, C / heads) each, to what its
+        tokens take from all.
         """
         if self.at is None:
             return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return SliceAttention.apply(q, k, v, self, self.at)
 
     def keep(self, place: Place, k: Tensor, v: Tensor) -> None:
-        """Add a slice's keys and values. ValueError when a slice before it is missing."""
+        """Add a slice's keys and values. Raises ValueError when a slice before it is missing."""
         kept = self.kept.setdefault(place.microbatch, [])
         if len(kept) < place.slice:
             raise ValueError(
@@ -66,13 +66,14 @@ class Carried:
         kept.append((k, v))
 
     def so_far(self, place: Place) -> tuple[Tensor, Tensor]:
-        """Keys and values of a slice and of all before it, (B, heads, T, C / heads) each."""
+        """The keys and values of a slice and of all before it, (B, heads, T, C / heads) each."""
         keys, values = zip(*self.kept[place.microbatch][: place.slice + 1], strict=True)
         return torch.cat(keys, 2), torch.cat(values, 2)
 
     def give(self, place: Place, of_keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Leave the gradients that a slice's backward has for earlier slices; returns its own,
-        those that were left for it included. ValueError when a later slice's are still to come.
+        """Leave the gradients that a slice's backward has for earlier slices. Returns the slice's
+        own, including those left for it. Raises ValueError when those of a later slice are still
+        missing.
         """
         m, kept = place.microbatch, self.kept[place.microbatch]
         if len(kept) != place.slice + 1:
@@ -99,9 +100,9 @@ class Carried:
 
 
 class SliceAttention(torch.autograd.Function):
-    """Causal attention of a slice's queries to the keys of all tokens so far. The scores are
-    computed a second time in the backward, as FlashAttention's are: a slice keeps its own queries,
-    keys and values, and nothing of others.
+    """Causal attention of a slice's queries to the keys of all tokens so far. As in FlashAttention,
+    the backward computes the scores a second time. So a slice keeps only its own queries, keys and
+    values.
     """
 
     @staticmethod
@@ -121,11 +122,11 @@ class SliceAttention(torch.autograd.Function):
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The queries are the last of all tokens': (B, heads, t, d) and twice (B, heads, T, d) to (B,
-    heads, t, d).
+    """From the queries of the last tokens (B, heads, t, d), and keys and values (B, heads, T, d),
+    to (B, heads, t, d).
 
-    Scores of later tokens in the slice itself are computed and masked: a slice's work is t T, and
-    that of a kernel which leaves them out would be t (T - t / 2).
+    Scores of later tokens in the slice itself are computed and masked. So a slice's work is t T,
+    while a kernel that leaves them out does t (T - t / 2).
     """
     length, total = q.shape[2], keys.shape[2]
     seen = torch.ones(length, total, dtype=torch.bool, device=q.device).tril(total - length)
@@ -139,7 +140,7 @@ _REMEDY = (
 
 
 class SlicedGPT(GPT):
-    """A GPT, or a part of one, whose blocks carry keys and values. Given no `place`, it takes whole
+    """A GPT, or a part of one, whose blocks carry keys and values. Without a `place` it takes whole
     sequences.
     """
 
@@ -169,11 +170,11 @@ class SlicedGPT(GPT):
 
 @dataclass(frozen=True)
 class Slice(Batch):
-    """A slice of a microbatch; its `place` is read by the host."""
+    """A slice of a microbatch. The host reads its `place`."""
 
     def to(self, device: torch.device) -> Batch:
-        """The slice on `device`, but for its place: a GPU that were asked for it would have to be
-        waited for.
+        """The slice on `device`. Its place stays, because the host would have to wait for a GPU to
+        read it there.
         """
         return replace(super().to(device), context=self.context)
 
@@ -185,8 +186,8 @@ class SlicedBatch(Batch):
     lengths: tuple[int, ...] = field(kw_only=True)
 
     def microbatches(self, num_microbatches: int) -> list:
-        """Slice j of microbatch m, of k slices, is number m k + j. ValueError when that isn't all
-        of a microbatch's.
+        """Cut the batch: slice j of microbatch m, of k slices, is number m k + j. Raises ValueError
+        unless every microbatch has all its slices.
         """
         count, rest = divmod(num_microbatches, len(self.lengths))
         if rest:
@@ -206,9 +207,9 @@ class SlicedBatch(Batch):
 @LayeredModel.register
 @dataclass(frozen=True)
 class Sliced:
-    """A language model whose microbatches are trained in slices of `lengths` tokens. See `sliced`.
-    In all else it is the model; the whole takes whole sequences: what gradients are compared with
-    owes nothing to slices.
+    """A language model whose microbatches are trained in slices of `lengths` tokens (see `sliced`).
+    Everything else is the model's. The whole model takes whole sequences, so the gradients that it
+    is compared with don't depend on slices.
     """
 
     model: LanguageModel
@@ -221,7 +222,7 @@ class Sliced:
 
     @property
     def batch_size(self) -> int:
-        """Slices in a batch: what a schedule's microbatches are made of."""
+        """The number of slices in a batch, because a schedule's microbatches are slices."""
         return self.model.batch_size * len(self.lengths)
 
     def __getattr__(self, name: str) -> Any:
@@ -231,26 +232,26 @@ class Sliced:
         return getattr(self.model, name)
 
     def build_stage(self, stage: int, num_stages: int) -> SlicedGPT:
-        """One stage, which keeps keys and values between slices."""
+        """Build one stage, which keeps keys and values between slices."""
         return SlicedGPT(self.model.build_stage(stage, num_stages))
 
     def batch(self, step: int) -> SlicedBatch:
-        """The model's batch of a step, to be cut along its sequences, too."""
+        """The model's batch of a step, which is then also cut along its sequences."""
         batch = self.model.batch(step)
         return SlicedBatch(batch.inputs, batch.target, batch.context, lengths=self.lengths)
 
     def weight(self, batch: Batch) -> float:
-        """A slice counts for its tokens."""
+        """The number of tokens, which is what a slice counts for."""
         return batch.target.numel()
 
 
 def sliced(model: LanguageModel, slices: int | Sequence[int]) -> LayeredModel:
-    """`model`, trained in slices of its sequences: in so many equal ones, or in slices of these
+    """`model`, trained in slices of its sequences: a number of equal ones, or slices with these
     numbers of tokens.
 
     Run it under a schedule of as many slices: `pplab.build("Seq1F1B", ..., num_microbatches=M * k,
     slices=k)`, whose microbatch number m k + j is slice j of microbatch m. `pplab.lab.Slices`
-    predicts times and memory. ValueError for slices that don't make up the sequence.
+    predicts times and memory. Raises ValueError for slices that don't make up the sequence.
 
     >>> from pplab.lab import models
     >>> gpt = models.gpt(batch_size=4, source="sample", num_layers=4, width=32, context=16)

@@ -41,11 +41,12 @@ Rows = Mapping[str, Tensor]  # by transformers' names; each (rows, ...)
 
 @dataclass(frozen=True)
 class TransformersModel(LayeredModel):
-    """A model of transformers that is cut by layers. `from_transformers` makes it, and says what it
-    can be given.
+    """A model of transformers that is cut by layers. `from_transformers` makes it, and explains its
+    arguments.
 
-    No rank holds more than its stages: weights are made, or read from the checkpoint, a stage at a
-    time. The whole model is built only where it is asked for, as by `check_gradients`.
+    No rank holds more than its stages, because weights are made, or read from the checkpoint, a
+    stage at a time. The whole model is built only where it is needed, for example by
+    `check_gradients`.
     """
 
     config: PreTrainedConfig = field(repr=False)
@@ -68,12 +69,12 @@ class TransformersModel(LayeredModel):
 
     @property
     def num_layers(self) -> int:
-        """Layers of all stacks."""
+        """The number of layers in all stacks."""
         return sum(self.stacks)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """What the layers are called, in order."""
+        """The names of the layers, in order."""
         names = ("layer",) if len(self.stacks) == 1 else ("encoder", "decoder")
         return tuple(
             f"{name} {n}"
@@ -90,7 +91,7 @@ class TransformersModel(LayeredModel):
         return f"{size}, batch {self.batch_size} x {self.length} tokens"
 
     def skeleton(self) -> PreTrainedModel:
-        """The whole model without a byte: names and shapes on the meta device."""
+        """The whole model on the meta device, with names and shapes but without memory."""
         return skeleton(self.config, self.attention, self.dropout, self.untied)
 
     def stage_bytes(self, num_stages: int) -> tuple[int, ...]:
@@ -104,7 +105,9 @@ class TransformersModel(LayeredModel):
         return tuple(sum(p.nbytes for p in parameters) for parameters in own)
 
     def tied(self, num_stages: int) -> dict[str, tuple[tuple[int, str], ...]]:
-        """The weights that several stages keep, by name: their places as (stage, name there)."""
+        """The weights that several stages keep, by name, with their places as (stage, name in that
+        stage).
+        """
         weights = dict(self.skeleton().named_parameters(remove_duplicate=False))
         names = names_of(weights.items())
         places: dict[str, dict[int, str]] = {}
@@ -117,14 +120,14 @@ class TransformersModel(LayeredModel):
         return shares(self.family, self.stacks, stage, num_stages, self.cut)
 
     def build_stage(self, stage: int, num_stages: int) -> nn.Module:
-        """One stage, with the weights that the whole model has there, and no others."""
+        """Build one stage, with the weights that the whole model has there, and no others."""
         model, found = self.skeleton(), self._shares(stage, num_stages)
         self._fill(model, names_held(found, dict(tensors_of(model))))
         return part(model, found)
 
     def build_whole(self) -> PreTrainedModel:
-        """transformers' model in one piece; the same weights at every call, a new head's
-        included.
+        """Build transformers' model in one piece, with the same weights at every call, including
+        those of a new head.
         """
         model = self.skeleton()
         self._fill(model, list(dict(tensors_of(model))))
@@ -137,7 +140,7 @@ class TransformersModel(LayeredModel):
 
     def batch(self, step: int) -> Batch:
         """The batch of a step: token ids (B, T), labels as target, and for every stage the mask and
-        what else there is.
+        the other fields.
         """
         if isinstance(self.data, Batches):
             return self.data(step)
@@ -146,7 +149,7 @@ class TransformersModel(LayeredModel):
         return self.as_batch({name: t[taken] for name, t in self.data.items()})
 
     def as_batch(self, found: Rows | Batch, step: int = 0) -> Batch:
-        """A batch of transformers' fields."""
+        """Turn transformers' fields into a batch."""
         return (
             found
             if isinstance(found, Batch)
@@ -155,13 +158,13 @@ class TransformersModel(LayeredModel):
 
     @property
     def num_batches(self) -> int | None:
-        """The steps for which there are batches; rows begin again at their end."""
+        """The number of steps for which there are batches. Rows begin again at their end."""
         return self.data.count if isinstance(self.data, Batches) else None
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Mean cross entropy of the labels that count, those that aren't -100. `output` is scores,
-        (B, T, vocabulary) or (B, classes), or transformers' output that holds them. A decoder's
-        scores are for the next token.
+        """Mean cross entropy of the labels that count, which are all but -100. `output` is scores,
+        (B, T, vocabulary) or (B, classes), or transformers' output with them. A decoder's scores
+        are for the next token.
         """
         scores, target = getattr(output, "logits", output), self._counted(target)
         total = functional.cross_entropy(
@@ -170,13 +173,13 @@ class TransformersModel(LayeredModel):
         return total / (target != IGNORED).sum().clamp(min=1)
 
     def weight(self, batch: Batch) -> int:
-        """The number of labels that count: what a microbatch's mean loss weighs in the batch's."""
+        """The number of labels that count, which is the weight of a microbatch's mean loss in that
+        of the batch.
+        """
         return int((self._counted(batch.target) != IGNORED).sum())
 
     def _counted(self, labels: Tensor) -> Tensor:
-        """The label of every score: a decoder's is the next token, and after the last one there is
-        none.
-        """
+        """The label of every score. A decoder's is the next token, and the last token has none."""
         return (
             functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
             if self.family.task == "causal"
@@ -191,10 +194,11 @@ class TransformersModel(LayeredModel):
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Write the weights of a checkpoint, which `lab.Save` made, as a folder for transformers'
-        from_pretrained, and for `from_transformers`.
+        from_pretrained and for `from_transformers`.
 
-        Weights come back in the config's dtype, as they were given. A folder that was given has its
-        tokenizer copied; `tokenizer` is another one. This process holds the whole model for it.
+        Weights are written in the config's dtype, as they were given. The tokenizer is copied from
+        a folder that was given, unless you give `tokenizer`. This process holds the whole model
+        meanwhile.
         """
         from ..checkpoints import Checkpoint
 
@@ -225,20 +229,24 @@ def from_transformers(
     cut: Sequence[int] | None = None,
 ) -> TransformersModel:
     """A model of transformers as a workload: decoders (Llama, Mistral, Qwen2, Qwen3, GPT-2) predict
-    the next token, encoders (BERT, DistilBERT) classify, T5 continues.
+    the next token, encoders (BERT, DistilBERT) classify, and T5 continues.
 
-    `model`: a config, whose weights are drawn from `seed`, or a checkpoint with weights in
-    safetensors: a folder, or a name on the hub and its `revision`. `data`: rows by transformers'
-    names (input_ids, attention_mask, labels ...), of which every step takes the next `batch_size`,
-    or a Dataset of `datasets` with such columns, filled up to one length; or an importable function
-    that returns those of a step; or a DataLoader of such dicts, as `Modules` takes one; or None for
-    reviews of `length` tokens, from `source` as `pplab.lab.data.reviews` takes it. `tokenizer`:
-    one, its name or folder, "bytes", or "auto": a checkpoint's own, and bytes for a config.
-    `dropout` replaces the config's rates, unless it is None. `cut`: how many layers each stage
-    gets; evenly when left out.
+    `model` is a config, whose weights are drawn from `seed`, or a checkpoint with weights in
+    safetensors, which is a folder, or a name on the hub with its `revision`. `data` is one of
+    these:
 
-    Raises ValueError for a model that it can't cut, for data or weights of another model, and
-    OSError where a folder, the hub or a tokenizer isn't there.
+    - rows by transformers' names (input_ids, attention_mask, labels ...), of which every step takes
+      the next `batch_size`, or a Dataset of `datasets` with such columns, padded to one length,
+    - an importable function that returns the rows of a step,
+    - a DataLoader of such dicts, as for `Modules`,
+    - None, for reviews of `length` tokens from `source`, as `pplab.lab.data.reviews` takes it.
+
+    `tokenizer` is a tokenizer, its name or folder, "bytes", or "auto", which is a checkpoint's own
+    one and bytes for a config. `dropout` replaces the config's rates, unless it is None. `cut`
+    gives the number of layers of each stage (evenly when left out).
+
+    Raises ValueError for a model that it can't cut, and for data or weights of a different model,
+    and OSError where a folder, the hub or a tokenizer isn't there.
 
     >>> from transformers import LlamaConfig
     >>> sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4)

@@ -1,8 +1,8 @@
-"""Weights of transformers' models, a stage's at a time: read from safetensors, or drawn at random.
+"""Weights of transformers' models, a stage at a time: read from safetensors, or drawn at random.
 
-A model is built on the meta device, where it has names and shapes and no bytes. Then the tensors of
-one stage are made, and no others. What a weight is drawn from depends on its name and the seed, so
-it is the same however the model is cut.
+A model is built on the meta device, where it has names and shapes but no memory. Then only the
+tensors of one stage are made. A random weight depends on its name and the seed, so it is the same
+however the model is cut.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def skeleton(
     config: PreTrainedConfig, attention: str, dropout: float | None, untied: Sequence[str] = ()
 ) -> PreTrainedModel:
     """The model on the meta device, in float32. `dropout` replaces all of the config's rates, if it
-    isn't None; `untied` weights are their own, whatever transformers ties them to.
+    isn't None. `untied` weights are separate, although transformers ties them to others.
     """
     import transformers
 
@@ -67,8 +67,8 @@ def skeleton(
 def materialise(
     model: PreTrainedModel, held: Sequence[str], seed: int, weights: Weights | None
 ) -> None:
-    """Give `model`, a skeleton, real tensors under the names `held`: those in `weights`, or else
-    random ones.
+    """Give `model`, a skeleton, real tensors under the names `held`: those in `weights`, or random
+    ones.
     """
     tensors = dict(tensors_of(model))
     own = {id(tensors[name]) for name in held}
@@ -100,7 +100,7 @@ def tensors_of(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def names_of(named: Iterable[tuple[str, Tensor]]) -> dict[int, list[str]]:
-    """All names of every tensor, by its id; the first is the one that a tied weight goes by."""
+    """All names of every tensor, by its id. The first is the one that a tied weight goes by."""
     names: dict[int, list[str]] = {}
     for name, t in named:
         names.setdefault(id(t), []).append(name)
@@ -120,7 +120,7 @@ def _make(t: Tensor, read: Tensor | None) -> Tensor:
 
 def _initialise(module: nn.Module, of: PreTrainedModel) -> None:
     """Let every (sub)model of transformers initialise its modules, innermost first, as transformers
-    does it.
+    does.
     """
     for child in module.children():
         _initialise(child, child if hasattr(child, "_init_weights") else of)
@@ -128,7 +128,7 @@ def _initialise(module: nn.Module, of: PreTrainedModel) -> None:
 
 
 class _Seeded(TorchDispatchMode):
-    """Draws every tensor from a seed of its own, which its name makes."""
+    """Draws every tensor from a seed of its own, made from its name."""
 
     def __init__(self, names: Mapping[int, str], seed: int):
         super().__init__()
@@ -147,9 +147,9 @@ class _Seeded(TorchDispatchMode):
 
 
 def check_numbers(weight: Tensor, name: str, place: str | Path) -> None:
-    """Raise ValueError, which names the weight and where it is from, if it holds NaN or infinity: a
-    run with it has no loss. It looks once at every value, in a tenth of the time in which the
-    weight is then copied.
+    """Raise ValueError, which names the weight and its file, if it holds NaN or infinity, because a
+    run with it has no loss. It looks at every value once, in a tenth of the time that the weight
+    then takes to copy.
     """
     if not weight.is_floating_point() or not weight.numel():
         return
@@ -165,7 +165,7 @@ def check_numbers(weight: Tensor, name: str, place: str | Path) -> None:
 
 
 def _opened(path: Path) -> Any:
-    """A file of safetensors; ValueError, which names it, where it is damaged."""
+    """A file of safetensors. Raises ValueError, which names it, if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -176,7 +176,7 @@ def _opened(path: Path) -> Any:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Which file has a tensor, by the tensor's name, as an index says; ValueError for what isn't
+    """The file of each tensor by the tensor's name, from an index. Raises ValueError for what isn't
     one.
     """
     try:
@@ -193,9 +193,9 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 class Weights:
-    """The safetensors files of a folder: which has what, read a tensor at a time.
+    """The safetensors files of a folder, from which tensors are read one at a time.
 
-    Raises FileNotFoundError for a folder without them, ValueError for files that are damaged.
+    Raises FileNotFoundError for a folder without them, and ValueError for damaged files.
     """
 
     def __init__(self, folder: str, model: PreTrainedModel):
@@ -222,13 +222,13 @@ class Weights:
         self._opened: dict[str, object] = {}
 
     def open(self) -> ExitStack:
-        """Files are opened at their first tensor, and closed with what this returns."""
+        """A context that closes the files, which are opened at their first tensor."""
         self._stack = ExitStack()
         self._stack.callback(self._opened.clear)
         return self._stack
 
     def key(self, names: list[str]) -> str | None:
-        """The name in the files of a weight that the model has under these names. Files of a model
+        """The name in the files of a weight that has these names in the model. Files of a model
         without its head leave out the prefix, and old ones call a norm's weights gamma and beta.
         """
         for name in (*names, *(name.removeprefix(self._prefix) for name in names)):
@@ -241,7 +241,7 @@ class Weights:
         return None
 
     def _get(self, key: str, what: str = "get_tensor") -> Any:
-        """A tensor of the files, or with "get_slice" what knows its shape."""
+        """A tensor of the files, or with "get_slice" an object that knows its shape."""
         from safetensors import SafetensorError
 
         name = self.files[key]
@@ -261,9 +261,9 @@ class Weights:
             ) from None
 
     def read(self, names: list[str], is_weight: bool) -> Tensor | None:
-        """A tensor, or None where the files don't have it; its shape was checked when the workload
-        was made. ValueError for a weight with values that are no numbers. Buffers are taken as they
-        are: a mask may hold -inf.
+        """A tensor, or None where the files don't have it. Its shape was checked when the workload
+        was made. Raises ValueError for a weight that holds NaN or infinity. Buffers are taken as
+        they are, because a mask may hold -inf.
         """
         if (key := self.key(names)) is None:
             return None
@@ -273,9 +273,9 @@ class Weights:
         return tensor
 
     def untied(self, model: PreTrainedModel) -> tuple[str, ...]:
-        """The names of weights that the model ties to others, where the files have different
-        values: then transformers takes them for weights of their own (a T5 of version 1.1 has such
-        a head).
+        """The names of weights that the model ties to others although their values in the files
+        differ. transformers then treats them as separate weights, for example the head of a T5 of
+        version 1.1.
         """
         found = []
         with self.open():
@@ -287,8 +287,8 @@ class Weights:
         return tuple(found)
 
     def check(self, model: PreTrainedModel) -> list[str]:
-        """The weights of a new head, which the files don't have. ValueError when they are another
-        model's.
+        """The names of a new head's weights, which the files don't have. Raises ValueError when the
+        files belong to a different model.
         """
         names = names_of(model.named_parameters(remove_duplicate=False))
         new, missing, other = [], [], []
@@ -311,8 +311,8 @@ class Weights:
 
 
 def find_checkpoint(name: str, revision: str | None = None) -> tuple[str, str]:
-    """The folder with a checkpoint, a folder's or the hub's name given, and what it is in words.
-    OSError without.
+    """The folder with a checkpoint, given a folder or a name on the hub, and its description.
+    Raises OSError if there is none.
     """
     if Path(name).is_dir():
         return name, f"checkpoint in {name}"

@@ -15,8 +15,8 @@ WORKLOADS = {"gpt": gpt, "distilbert": distilbert, "mixture": mixture}
 
 
 def workload(name: str, **options: object) -> LayeredModel:
-    """The workload of that name with its options; ValueError with the nearest names when there is
-    none. A folder, or a name with a slash as the hub has them, is `from_transformers`'s.
+    """The workload of that name with its options. A folder, or a name with a slash as on the hub,
+    goes to `from_transformers`. Raises ValueError with the nearest names for an unknown one.
 
     >>> workload("gpt", batch_size=8, source="sample", num_layers=2).name
     'GPT with 2 layers of width 128, batch 8 x 128 bytes'

@@ -1,7 +1,7 @@
 """Reviews with one to five stars: the hub's Yelp data set, or a sample that comes with pplab.
 
-The sample is made by `tools/make_sample.py`; no line of it is a real review. Which one was used is
-in `Reviews.source`.
+`tools/make_sample.py` made the sample, and no line of it is a real review. `Reviews.source` tells
+which one was used.
 """
 
 from __future__ import annotations
@@ -49,10 +49,13 @@ class Reviews:
 def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> Reviews:
     """The first `limit` reviews of a split ("train" or "test").
 
-    `source`: "hub" loads the Yelp data set with `datasets` (ConnectionError where it can't be
-    reached), "sample" takes the bundled sample, "auto" the hub where it can be reached and the
-    sample elsewhere; a folder is what `datasets.load_dataset` reads, such as a copy of the hub's,
-    with `text` and `label` in its rows.
+    `source` is one of these:
+
+    - "hub" loads the Yelp data set with `datasets` (ConnectionError where it can't be reached),
+    - "sample" takes the bundled sample,
+    - "auto" takes the hub where it can be reached and the sample elsewhere,
+    - a folder that `datasets.load_dataset` can read, such as a copy of the hub's, with `text` and
+      `label` in its rows.
 
     >>> reviews("test", source="sample", limit=3)
     <3 reviews from pplab's sample>
@@ -93,8 +96,8 @@ def reviews(split: str = "train", *, source: str = "auto", limit: int = 512) -> 
 
 def hub_is_reachable() -> bool:
     """Whether the hub answers within a second, through a proxy if there is one. The hub's own
-    client would retry for half a minute, and looking up a name can hang for as long: so a thread
-    asks, which nobody waits for any longer.
+    client would retry for half a minute, and looking up a name can hang for as long. So a thread
+    asks, and nobody waits for it after that second.
     """
     constants = bring("huggingface_hub.constants")
     from huggingface_hub.utils import get_session
@@ -114,8 +117,8 @@ def hub_is_reachable() -> bool:
 
 
 def _from_hub(split: str, limit: int) -> Reviews:
-    """Stream what is needed rather than fetch 323 MB; offline, what an earlier download left in the
-    cache.
+    """Stream what is needed instead of fetching 323 MB. Offline, take what an earlier download left
+    in the cache.
     """
     load_dataset = bring("datasets").load_dataset
     from huggingface_hub import constants

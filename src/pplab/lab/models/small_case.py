@@ -11,12 +11,12 @@ from . import LanguageModel, gpt
 
 @dataclass(frozen=True)
 class SmallCase:
-    """The case a thousandth as large, which a laptop trains: a GPT of 7.8 million parameters on
-    cards of 80 megabytes.
+    """The case at a thousandth of its size, which a laptop trains: a GPT of 7.8 million parameters
+    on cards of 80 megabytes.
 
-    Its proportions are the case's: what fits there fits here, and what doesn't, doesn't. It
-    computes in fp32, so weights, gradients and Adam's state take 16 bytes per parameter, and its
-    loss isn't computed in chunks: on the last rank a microbatch keeps a quarter more.
+    It has the case's proportions, so the same things fit. It computes in fp32, so weights,
+    gradients and Adam's state take 16 bytes per parameter. Its loss isn't computed in chunks, so on
+    the last rank a microbatch keeps a quarter more.
     """
 
     num_layers: int = 32
@@ -40,5 +40,5 @@ class SmallCase:
 
     @property
     def budget(self) -> Budget:
-        """The card: an extra of a run."""
+        """The card's memory, as an extra of a run."""
         return Budget(self.memory_mb * 1e6)

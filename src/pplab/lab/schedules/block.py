@@ -1,7 +1,7 @@
 """A building block as a value: one microbatch scheduled on all ranks, and the interval at which the
 next one follows.
 
-Stamped as often as there are microbatches it is a schedule, whose memory can be read off the block.
+Repeat it once per microbatch and you have a schedule, whose memory you can read off the block.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Plan = list[tuple[float, Action]]  # what a rank runs from when on, in order
 
 @dataclass(frozen=True)
 class Block:
-    """When each action of one microbatch starts, on all ranks; the next microbatch's start an
+    """The start of each action of one microbatch, on all ranks. The next microbatch starts one
     interval later.
 
-    - `starts`: of every stage's F and B, or F, I and W: `{"0F": 0, "1F": 1, "1B": 2, "0B": 4}`. A W
-      that is left out runs as soon as its rank has a gap for it, the oldest first.
+    - `starts`: of every stage's F and B, or F, I and W: `{"0F": 0, "1F": 1, "1B": 2, "0B": 4}`. If
+      you leave a W out, it runs as soon as its rank has a gap for it, the oldest first.
     - `placement`: the rank of every stage.
     - `costs`: how long actions take (all ones when left out), and how long messages do.
 
-    ValueError for an action that starts before what it waits for has arrived, for two that meet:
-    whose times on a rank overlap modulo the interval, and for W's that are left out where gaps that
-    are long enough come too seldom: then microbatches would be held longer and longer.
+    Raises ValueError for an action that starts before what it waits for has arrived, and for two
+    actions of a rank whose times overlap modulo the interval. Also for a W without a start, if gaps
+    that are long enough come too seldom, because microbatches would be held longer and longer.
 
     >>> block = Block({"0F": 0, "1F": 1, "1B": 2, "0B": 4}, placement=(0, 1), interval=3)
     >>> print(block.stamp(3).schedule)
@@ -100,8 +100,8 @@ class Block:
     ) -> Block:
         """The block that a timeline has for one of its microbatches.
 
-        The interval, unless it is given, is that to the next microbatch: ValueError if one of its
-        actions isn't as much later as the others, since the timeline isn't in its steady state
+        By default the interval is that to the next microbatch. Raises ValueError if the next one's
+        actions aren't all later by this interval, because the timeline isn't in its steady state
         there.
         """
         spans = {span.action: span for span in timeline.spans}
@@ -133,7 +133,7 @@ class Block:
         )
 
     def stamp(self, num_microbatches: int) -> Timeline:
-        """The block as often as there are microbatches, at the times that it says."""
+        """Repeat the block once per microbatch, at the times that it gives."""
         M = positive_int("num_microbatches", num_microbatches)
         plans = [self.plan(rank, M) for rank in range(self.num_ranks)]
         schedule = Schedule(
@@ -147,18 +147,18 @@ class Block:
         return Timeline(schedule, begins, ends, unit=self.costs.unit, how="planned")
 
     def squeeze(self, num_microbatches: int, costs: Costs | None = None) -> Timeline:
-        """The stamped rows, every action as soon as it can: at the block's own costs, or at
+        """The stamped rows with every action as early as it can run, at the block's own costs or at
         others.
         """
         return simulate(self.stamp(num_microbatches).schedule, costs or self.costs)
 
     def reorder(self, num_microbatches: int, costs: Costs | None = None) -> Timeline:
-        """Squeezed, with warm-up and cool-down in another order that holds no more: the fastest of
-        a few for `costs`.
+        """Squeeze the rows with warm-up and cool-down in an order that holds no more, the fastest
+        of a few for `costs`.
 
-        Tried are the stamped rows, and three whose steady state keeps to the block: it lasts from
-        the first microbatch's last input gradient to the start of the last microbatch, or a little
-        longer, or longer still.
+        It tries the stamped rows, and three whose steady state keeps to the block. That steady
+        state lasts from the first microbatch's last input gradient to the start of the last
+        microbatch, or somewhat longer, or longer still.
         """
         M = positive_int("num_microbatches", num_microbatches)
         plans = [self.plan(rank, M) for rank in range(self.num_ranks)]
@@ -174,7 +174,7 @@ class Block:
         return min(found, key=lambda timeline: timeline.makespan)
 
     def plan(self, rank: int, num_microbatches: int) -> Plan:
-        """What a rank runs when, with every W whose start is left open."""
+        """When a rank runs what, with every W that has no start of its own."""
         each = [(start, *_parsed(key)) for key, start in self.starts.items()]
         fixed = [
             (start + self.interval * m, Action(stage, kind, m))
@@ -189,17 +189,17 @@ class Block:
         """Per stage, how long it holds a microbatch: from the start of its F to the end of its B or
         W.
 
-        Where the W's start is left open, that of a microbatch of the steady state.
+        If the W has no start of its own, it is the time of a microbatch in the steady state.
         """
         return tuple(max(lives) for lives in self._lives(self._many))
 
     @property
     def bound(self) -> tuple[int, ...]:
-        """Per rank, what it holds at most, however many microbatches there are: lifespan /
-        interval, rounded up for each of its stages, and added.
+        """Per rank, the most that it can hold with any number of microbatches: lifespan / interval,
+        rounded up for each of its stages, and added.
 
         Stage s, with F at f and lifespan l, holds microbatch m at time t if f + mT <= t < f + mT +
-        l, with interval T. Those m lie in a half-open stretch of length l / T, and that has at most
+        l, with interval T. Those m lie in a half-open stretch of length l / T, which has at most
         ceil(l / T) whole numbers in it. The rank holds the sum over its stages. Squeezing keeps
         every row's order, which alone decides what is held.
         """
@@ -210,15 +210,16 @@ class Block:
 
     @property
     def peak(self) -> tuple[int, ...]:
-        """Per rank, what it holds at most when there are many microbatches: counted, and so
-        exact.
+        """Per rank, the most that it holds when there are many microbatches. It is counted, so it
+        is exact.
         """
         return self._many.peak_in_flight
 
     @property
     def mean_held(self) -> tuple[float, ...]:
-        """Per rank, what it holds on average in the steady state, lifespan / interval of all its
-        stages: the peak is no less, and at the bound where lifespans are multiples of the interval.
+        """Per rank, what it holds on average in the steady state: lifespan / interval, added over
+        its stages. The peak is no less, and it is at the bound where lifespans are multiples of the
+        interval.
         """
         return tuple(sum(self.lifespans[s] for s in own) / self.interval for own in self._stages)
 
@@ -230,13 +231,13 @@ class Block:
 
     @cached_property
     def _many(self) -> Timeline:
-        """So many microbatches that a W that is left open has found its beat in the middle of them.
+        """Enough microbatches for a W without a start to repeat itself in the middle of them.
 
-        Relative to its microbatch, a W never starts earlier than the one before: when it starts
-        decides when the next one does, and later stays later. So two in turn that are alike are
-        followed by such ones only, as long as microbatches come. If there is a beat at all, every W
-        has one in which it waits for less than two intervals for each W of its rank, and one more:
-        whoever waits longer waits longer and longer.
+        Relative to its microbatch, a W never starts earlier than the one before, because its start
+        decides when the next one can start. So once two in turn are alike, all that follow are like
+        them, as long as microbatches come. If they repeat at all, every W has a place in which it
+        waits for less than two intervals for each W of its rank, and one more. A W that waits
+        longer would wait longer and longer.
         """
         M, T, close = (
             2 * (ceil(max(self.starts.values()) / self.interval) + 4),
@@ -276,8 +277,8 @@ class Block:
         ]
 
     def _has_room(self, rank: int) -> bool:
-        """Whether W's that are left open surely fit: an interval's gaps have room for as many, were
-        all the longest.
+        """Whether the W's without a start surely fit: an interval's gaps would have room for as
+        many of the longest ones.
         """
         own, T = self._stages[rank], self.interval
         lasts = [self.costs.of(W, s) for s in self._open if s in own]
@@ -317,7 +318,7 @@ class Block:
             if kinds not in ({F, B}, {F, I}, {F, I, W}):
                 raise ValueError(
                     f"stage {stage} must start an F and a B, or an F and an I, got "
-                    f"{shown(sorted(kinds))}"
+                    f"{', '.join(sorted(kinds)) or 'neither'}"
                 )
         for action, start in starts.items():
             if action.stage >= num_stages:
@@ -371,8 +372,8 @@ class Block:
 
 
 def filled(fixed: Plan, costs: Costs, open_: set[int], close: float = 0) -> Plan:
-    """A rank's plan, and in every gap that is long enough the oldest W of the stages whose W has no
-    place yet.
+    """A rank's plan, where every gap that is long enough gets the oldest W of the stages whose W
+    has no place yet.
     """
     plan: Plan = []
     waiting: deque[Action] = deque()

@@ -48,12 +48,13 @@ def v_block(
     name: str = "V",
     interval: int = _INTERVAL,
 ) -> Block:
-    """A block on a V, in units of F = I = W: the space of the controllable-memory paper, and V-Half
-    and V-Min in it.
+    """A block on a V, in units of F = I = W, as in the controllable-memory paper. V-Half and V-Min
+    are such blocks.
 
-    `offsets`: from rank to rank, between the starts of F on the way down, F up, I down and I up
-    again; `waits`: units between the end of one of these four and the start of the next, at the
-    bottom, on rank 0, and at the bottom. ValueError for a block that meets itself.
+    `offsets` are the units from rank to rank between the starts of F on the way down, F up, I down
+    and I up again. `waits` are the units between the end of one of these four and the start of the
+    next, at the bottom, on rank 0, and at the bottom. Raises ValueError for a block whose actions
+    meet.
 
     >>> block = v_block(4, (1, 1, 1, 1), (0, 0, 0))
     >>> block.peak, block.bound
@@ -93,17 +94,17 @@ def v_blocks(
 
 
 def v_half_block(num_ranks: int) -> Block:
-    """V-Half's."""
+    """The block of V-Half."""
     return v_block(num_ranks, (2, 1, 2, 1), (0, 3 * (num_ranks % 2 == 0), 1), "V-Half's block")
 
 
 def v_min_block(num_ranks: int) -> Block:
-    """V-Min's."""
+    """The block of V-Min."""
     return v_block(num_ranks, (1, 1, 1, 1), (0, 2 * (num_ranks % 3 == 0), 0), "V-Min's block")
 
 
 def zb_v_block(num_ranks: int) -> Block:
-    """ZB-V's, read off the middle of its chart at F = I = W = 1."""
+    """The block of ZB-V, read off the middle of its chart at F = I = W = 1."""
     middle = 3 * positive_int("num_ranks", num_ranks)
     steady = simulate(build("ZB-V", num_ranks=num_ranks, num_microbatches=2 * middle))
     return Block.of(steady, middle, name="ZB-V's block")
@@ -117,10 +118,10 @@ def zb_v_block(num_ranks: int) -> Block:
     source=_SOURCE,
 )
 def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) -> Rows:
-    """About half of 1F1B's memory on every rank: the fastest for `costs` of a few orders made for F
-    = I = W.
+    """Run in about half of 1F1B's memory, by the fastest for `costs` of a few orders.
 
-    `costs` are of a stage, half a rank's share; all ones when left out.
+    The orders are made for F = I = W. `costs` are those of a stage, which is half a rank's share
+    (all ones when left out).
     """
     return v_half_block(num_ranks).reorder(num_microbatches, costs).schedule.rows
 
@@ -132,7 +133,8 @@ def v_half(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None)
     source=_SOURCE,
 )
 def v_min(num_ranks: int, num_microbatches: int, *, costs: Costs | None = None) -> Rows:
-    """About a third of 1F1B's memory, the least that a V allows without a bubble in every period of
-    F = I = W: the fastest for `costs` of a few orders.
+    """Run in about a third of 1F1B's memory, by the fastest for `costs` of a few orders.
+
+    If F = I = W, no V without a bubble in its periods holds less.
     """
     return v_min_block(num_ranks).reorder(num_microbatches, costs).schedule.rows

@@ -20,17 +20,17 @@ from .v_shape import Local
     source="DeepSeek-AI 2024, arXiv:2412.19437; github.com/deepseek-ai/DualPipe",
 )
 def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
-    """Two copies of every stage, on ranks s and P-1-s: the first half of the microbatches enters at
-    rank 0, the rest at rank P-1, and a forward of one direction overlaps a backward of the other.
-    ValueError for other P and M.
+    """Feed the pipeline from both ends, and overlap forwards of one direction with backwards.
 
-    torch has no such placement: its CSV reader takes a stage on one rank only.
+    Ranks s and P-1-s each have a copy of the same stage. Half of the microbatches enter at rank 0,
+    the rest at rank P-1. Raises ValueError for an odd P or other M. torch has no such placement,
+    because its CSV reader takes a stage on one rank only.
     """
     P, M = num_ranks, num_microbatches
     if P % 2:
         raise ValueError(
-            f"DualPipe needs an even number of ranks, got {P}: each rank is paired with its mirror "
-            "image"
+            f"DualPipe needs an even number of ranks, got {P}, because each rank is paired with "
+            f"its mirror image: take {P + 1}, for example"
         )
     if M % 2 or M < 2 * P:
         raise ValueError(
@@ -53,9 +53,7 @@ def dualpipe(num_ranks: int, num_microbatches: int) -> Rows:
     source="Sea AI Lab 2025, cut-in-half of DeepSeek-AI's DualPipe; torch's ScheduleDualPipeV",
 )
 def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
-    """DualPipe folded in the middle: stages r and 2P-1-r on rank r, one copy of the parameters, the
-    same overlap.
-    """
+    """Fold DualPipe in the middle: stages r and 2P-1-r are on rank r, with one copy of each."""
     P, M = num_ranks, num_microbatches
     if M < 2 * P:
         raise ValueError(
@@ -84,10 +82,10 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Rows:
 #        others wait for it
 #     7  the far stream is done: a W that was put off fills the wait for each I; 8 the W's left
 def dualpipe_row(near: Local, far: Local, depth: int, reach: int, M: int) -> list[Item]:
-    """The eight steps of the published schedule, of a rank `depth` ranks from where its `near`
-    stream enters.
+    """One rank's row of the published schedule's eight steps. The rank is `depth` ranks from where
+    its `near` stream enters.
 
-    `reach` ranks lie between there and where the streams meet. `M` microbatches are in each stream.
+    The streams meet `reach` ranks away from there. `M` microbatches are in each stream.
     """
     rest = reach - depth - 1  # ranks from here to the last of them
     row: list[Item] = [near(F) for _ in range(2 * rest)]  # 1

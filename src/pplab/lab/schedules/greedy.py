@@ -1,4 +1,6 @@
-"""Orders that a rank finds by itself, without a plan: for comparison, not in the registry."""
+"""Orders that a rank finds by itself, without a plan. They are for comparison and not in the
+registry.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from ...schedule import Schedule
 
 
 def depth_first(num_ranks: int, num_microbatches: int, costs: Costs | None = None) -> Schedule:
-    """Whenever a rank is free it runs the oldest backward that is ready, else the oldest forward
+    """Run the oldest backward that is ready whenever a rank is free, or else the oldest forward
     that is ready.
 
-    Backwards first, and nothing limits the forwards: it is what 1F1B would be without its cap.
+    Nothing limits the forwards, so this is what 1F1B would be without its cap.
     """
     P, M = positive_int("num_ranks", num_ranks), positive_int("num_microbatches", num_microbatches)
     costs = costs or Costs()

@@ -23,9 +23,7 @@ from ...builders.registry import Rows
     source="Zhuang et al. 2023, arXiv:2211.05322",
 )
 def eager_one_f_one_b(num_ranks: int, num_microbatches: int) -> Rows:
-    """1F1B with twice the warm-up, 2(P-1-s) forwards: messages have time to arrive while a rank
-    still has work.
-    """
+    """Run 1F1B with twice the warm-up, 2(P-1-s) forwards, so that messages have time to arrive."""
     return [
         capped_row(rank, 2 * (num_ranks - rank) - 1, num_microbatches) for rank in range(num_ranks)
     ]
@@ -44,9 +42,7 @@ def interleaved_zero_bubble(
     stages_per_rank: int = 2,
     group_size: int | None = None,
 ) -> Rows:
-    """Interleaved 1F1B with half the warm-up between ranks, and on rank r every W put off by r
-    microbatches.
-    """
+    """Run interleaved 1F1B with half the warm-up between ranks, and on rank r every W r later."""
     rows = looped_rows(num_ranks, num_microbatches, stages_per_rank, group_size, warmup_per_rank=1)
     return [split_backwards(row, delay=rank) for rank, row in enumerate(rows)]
 
@@ -58,10 +54,10 @@ def interleaved_zero_bubble(
     source="Lamy-Poirier 2022, arXiv:2211.05953; torch's ScheduleLoopedBFS",
 )
 def looped_bfs(num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 2) -> Rows:
-    """Breadth first: all microbatches through a rank's first stage, then its second; then the
-    backwards, last first.
+    """Run GPipe in a loop: all microbatches through a rank's first stage, then its second.
 
-    GPipe in a loop. A stage's weights are needed once per pass, which suits sharded parameters.
+    The backwards follow, last first. A stage's weights are needed once per pass, which suits
+    sharded parameters.
     """
     order, rows = range(num_microbatches), []
     for rank in range(num_ranks):

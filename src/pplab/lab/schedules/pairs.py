@@ -20,12 +20,12 @@ from ...builders.registry import Rows
 def paired_one_f_one_b(
     num_ranks: int, num_microbatches: int, *, stages_per_rank: int = 1, split: bool = False
 ) -> Rows:
-    """1F1B, or interleaved 1F1B, with one more warm-up forward, so that every backward has a
-    forward beside it.
+    """Run 1F1B with one more warm-up forward, so that every backward has a forward at its side.
 
-    With one stage per rank, rank s holds 2(P-s) forwards. With `split`, a forward runs beside an
-    input gradient, and each weight gradient is put off until 2s others wait on rank s; as the
-    pipeline empties, they run beside the input gradients that are left.
+    With one stage per rank, rank s holds 2(P-s) forwards, and with more it is interleaved. With
+    `split`, a forward runs with an input gradient, and rank s runs each weight gradient once 2s
+    others wait. As the pipeline empties, weight gradients run with the input gradients that are
+    left.
 
     >>> print(*paired_one_f_one_b(2, 4).rows[1])
     1F0 (1F1;1B0)OVERLAP_F_B (1F2;1B1)OVERLAP_F_B (1F3;1B2)OVERLAP_F_B 1B3
@@ -37,9 +37,9 @@ def paired_one_f_one_b(
 def _phases(
     row: Sequence[Action],
 ) -> tuple[list[Action], list[tuple[Action, Action]], list[Action]]:
-    """The forwards before a row's first backward, the others with the backwards beside which they
-    run, and the backwards left over. In the row a forward and a backward take turns; here each
-    forward comes one backward later.
+    """The forwards before a row's first backward, the other forwards with the backwards that they
+    run with, and the backwards left over. In the row a forward and a backward take turns, and here
+    each forward comes one backward later.
     """
     forwards, backwards = ([action for action in row if action.kind is kind] for kind in (F, B))
     first = next(i for i, action in enumerate(row) if action.kind is B)

@@ -1,4 +1,4 @@
-"""Warm-up and cool-down of a plan in another order, as early as it can be had in the same
+"""Put the warm-up and cool-down of a plan in an order that runs as early as possible in the same
 memory.
 """
 
@@ -15,13 +15,13 @@ Plan = list[tuple[float, Action]]
 
 
 def reordered(plans: list[Plan], num_stages: int, begin: float, end: float) -> list[list[Action]]:
-    """The plans, squeezed and, outside of the steady state from `begin` to `end`, reordered in no
+    """The plans, squeezed, and reordered outside of the steady state from `begin` to `end`, in no
     more memory.
 
-    Step by step, each rank runs what comes first in its plan and is ready; a W only when it could
-    run nothing else, an F only if the rest of the plan, run as planned, then holds no more than the
-    plans do. So what is first of all that is left, over all ranks, can always run. In the steady
-    state a rank keeps to its plan.
+    Step by step, each rank runs what comes first in its plan and is ready. It runs a W only if
+    nothing else can run. It runs an F only if the rest of the plan, run as planned, then holds no
+    more than the plans do. So of all that is left on all ranks, the first can always run. In the
+    steady state a rank keeps to its plan.
     """
     most = max(peak(action for _, action in plan) for plan in plans)
     left = [_parts(plan, begin, end) for plan in plans]
@@ -66,8 +66,8 @@ def reordered(plans: list[Plan], num_stages: int, begin: float, end: float) -> l
 
 
 def _parts(plan: Plan, begin: float, end: float) -> deque[tuple[list[Action], int]]:
-    """A plan in parts that are run one after the other, each in any order; and the number of their
-    stages and kinds.
+    """The parts of a plan, which are run one after the other, each in any order, and the number of
+    their stages and kinds.
     """
     parts = [[action for _, action in plan]]
     if end >= begin:

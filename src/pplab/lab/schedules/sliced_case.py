@@ -27,13 +27,14 @@ def sliced_row(
     overhead_ms: float = 0,
     **options: object,
 ) -> Entry:
-    """A row of the case's ledger, as `Case.row`, whose microbatches go through the pipeline in
+    """A row of the case's ledger, like `Case.row`, whose microbatches go through the pipeline in
     slices.
 
-    A number of `slices` are equal ones; `Slices` say their lengths. Attention's share comes from
-    the model, and what every action takes beside its work is `overhead_ms`. A rank holds what its
-    slices hold, the gradients of keys and values that wait for their slices and, of a layer that is
-    recomputed, keys and values, which later slices read. `options` are the schedule's.
+    `slices` is a number of equal ones, or `Slices` with their lengths. Attention's share comes from
+    the model, and every action takes `overhead_ms` in addition to its work. A rank holds its
+    slices' activations, and the gradients of keys and values that wait for their slices. If layers
+    are recomputed, it also keeps their keys and values, because later slices read them. `options`
+    are the schedule's.
 
     >>> sliced_row(Case(), 4, 16, cut=[9, 9, 8, 6], warmup_per_rank=2)
                                     M   step    busy  fullest rank  fits in 80 GB  a billion tokens
@@ -81,8 +82,8 @@ def sliced_row(
 
 
 def _keeping(memory: Memory, again: Sequence[int], kept: float) -> Memory:
-    """The memory in GB, with so much per layer that runs its forward again kept all the same: keys
-    and values.
+    """The memory in GB if every layer that is recomputed still keeps so much, its keys and
+    values.
     """
     found = in_gb(memory)
     return replace(
@@ -102,11 +103,11 @@ def best_slices(
     case: Case, num_microbatches: int, slices: Iterable[int] = (1, 2, 4, 8, 16), **asked: object
 ) -> Ledger:
     """The case's ledger with a row for every number of equal slices, each with the best cut of the
-    layers found for it: the fastest that fits, or where none does the one that needs the least.
-    `asked` is what `sliced_row` takes.
+    layers found for it. The best cut is the fastest that fits, or if none fits, the one that needs
+    the least memory. `asked` is what `sliced_row` takes.
 
-    From an even cut, the search moves the layer from one stage to another that helps most, until
-    none does.
+    The search starts from an even cut. It moves the layer that helps most from one stage to
+    another, until no move helps.
     """
     ledger = Ledger(case)
     for count in slices:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def sliced_gantt(timeline: Timeline, slices: int, **options: object) -> Axes:
-    """Draw a timeline as `pplab.gantt` does (and with its options), with `3b` for the second slice
-    of microbatch 3.
+    """Draw a timeline like `pplab.gantt`, with its options, and with `3b` for the second slice of
+    microbatch 3.
     """
     k = positive_int("slices", slices)
     ax = gantt(timeline, **options)
@@ -25,7 +25,7 @@ def sliced_gantt(timeline: Timeline, slices: int, **options: object) -> Axes:
 
 
 def slice_name(number: int, slices: int) -> str:
-    """What a schedule's microbatch of that number is, when each k of them are the slices of one.
+    """The name of a schedule's microbatch number `n` if each microbatch has k slices.
 
     >>> slice_name(7, 2), slice_name(27, 27), slice_name(53, 27)
     ('3b', '1a', '1aa')

@@ -1,11 +1,11 @@
 """Schedules of slices: a microbatch is cut along its sequences, and its pieces follow each other
 through the stages.
 
-What a schedule numbers as microbatches are slices: of k slices each, slice j of microbatch m has
-number m k + j. Between stages they need what microbatches need. Within a stage a slice's forward
-comes after that of the slice before it, whose keys and values it reads, and a slice's backward
-after that of the slice behind it, which has gradients for its keys and values: orders of a row,
-since a stage's slices are on one rank.
+What such a schedule numbers as microbatches are slices. With k slices each, slice j of microbatch m
+has number m k + j. Between stages they need what microbatches need. Within a stage, a slice's
+forward comes after that of the slice before it, because it reads that slice's keys and values. A
+slice's backward comes after that of the next slice, which has gradients for its keys and values. A
+stage's slices are on one rank, so the order of its row ensures this.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def seq_one_f_one_b(
     warmup_per_rank: int = 1,
     split: bool = False,
 ) -> Rows:
-    """1F1B on slices, with k-1 more warm-up forwards on every rank: as many as lie between a
-    sequence's first forward and its first backward, since a microbatch's backwards come last slice
-    first.
+    """Run 1F1B on slices of sequences, with k-1 more warm-up forwards on every rank.
 
-    `warmup_per_rank` are the warm-up forwards of a rank for each rank below it. Two of them, as in
-    eager 1F1B, leave each message the time of an action, and hold one slice more for each.
+    So many forwards lie between a sequence's first forward and its first backward, since a
+    microbatch's last slice has the first backward. `warmup_per_rank` is the number of warm-up
+    forwards that a rank runs for each rank below it. With two, as in eager 1F1B, each message has
+    the time of an action, and a rank holds one slice more for each rank below it.
 
     With several stages per rank, groups of whole microbatches, of at least P slices, go through
-    them as in interleaved 1F1B. With `split`, rank r puts every weight gradient off by r others, as
-    ZB-H1 does. `num_microbatches` counts slices.
+    them as in interleaved 1F1B. With `split`, rank r runs every weight gradient after r others, as
+    in ZB-H1. `num_microbatches` counts slices.
 
     >>> print(seq_one_f_one_b(2, 4, slices=2))
     Seq1F1B: 2 ranks, 2 stages, 4 microbatches, 16 actions
@@ -82,8 +82,9 @@ def seq_one_f_one_b(
     source="Li et al. 2021, arXiv:2102.07988",
 )
 def terapipe(num_ranks: int, num_microbatches: int, *, slices: int = 2) -> Rows:
-    """GPipe on slices: all forwards, then all backwards, last first. `num_microbatches` counts
-    slices.
+    """Run GPipe on slices: all forwards, then all backwards, last first.
+
+    `num_microbatches` counts slices.
     """
     _sequences("TeraPipe", num_microbatches, slices)
     order = range(num_microbatches)
@@ -104,8 +105,8 @@ def last_first(actions: Iterable[Action], slices: int) -> list[Action]:
 
 
 def slice_needs(action: Action, slices: int) -> Need | None:
-    """What an action waits for on its own stage because its microbatch is cut, in addition to
-    `pplab.deps.needs`.
+    """What an action waits for on its own stage because its microbatch is cut. `pplab.deps.needs`
+    has the rest.
 
         F of slice j       waits for F of slice j-1          unless it is the first
         B or I of slice j  waits for the B or I of j+1       unless it is the last
@@ -123,8 +124,8 @@ def slice_needs(action: Action, slices: int) -> Need | None:
 
 def check_slices(schedule: Schedule, slices: int) -> None:
     """Raise ScheduleError unless every rank can run its row when each microbatch is cut into so
-    many slices: as `pplab.validate`, and a stage's slices are on one rank, forwards first slice
-    first, backwards last slice first.
+    many slices. On top of `pplab.validate`, a stage's slices have to be on one rank, with the first
+    slice's forward first and the last slice's backward first.
     """
     validate(schedule)
     if schedule.num_microbatches % positive_int("slices", slices):

@@ -1,4 +1,4 @@
-"""A sequence cut into slices: how long each takes where attention is causal, and what ranks
+"""A sequence cut into slices: how long each slice takes where attention is causal, and what ranks
 hold.
 """
 
@@ -26,16 +26,16 @@ _BY_TOKENS = [name for name in (*DURATIONS, "message") if name not in (*_BY_WORK
 
 @dataclass(frozen=True)
 class Slices:
-    """Lengths of a sequence's slices, in tokens or as shares, and how their work grows with their
-    place.
+    """The lengths of a sequence's slices, in tokens or as shares, and how their work grows with
+    their place.
 
-    - `attention`: what share of a stage's forward of a whole sequence is attention, and of its
-      backward: a number, or one per stage. A token looks at itself and all before it, so that
-      attention's work up to a place grows as the square of the place. What isn't attention takes
-      the same for every token, weights' gradients among it.
+    - `attention`: the share of attention in a stage's forward of a whole sequence, and in its
+      backward. Give a number, or one per stage. A token attends to itself and all tokens before it,
+      so attention's work up to a place grows as the square of the place. All other work, including
+      weight gradients, takes the same time for every token.
 
-    Costs and memory are those of a whole microbatch, as anywhere else; the costs' `overhead` is
-    every slice's.
+    Costs and memory are those of a whole microbatch, as everywhere else, but every slice pays the
+    costs' `overhead`.
 
     >>> from pplab import build
     >>> rows = build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)
@@ -58,14 +58,14 @@ class Slices:
 
     @classmethod
     def even(cls, slices: int, attention: PerStage = 0) -> Slices:
-        """Slices of equal lengths: where attention counts, a later one takes longer."""
+        """Slices of equal lengths, of which a later one takes longer because of attention."""
         return cls((1,) * positive_int("slices", slices), attention)
 
     @classmethod
     def balanced(
         cls, slices: int, attention: float, *, tokens: int | None = None, multiple: int = 1
     ) -> Slices:
-        """Slices that take equal times: a later one is shorter. Of a sequence of so many `tokens`,
+        """Slices that take equal times, of which a later one is shorter. Of `tokens` tokens, the
         lengths are rounded to multiples of `multiple`, as fast kernels want them.
 
         >>> Slices.balanced(4, attention=0.5, tokens=8192, multiple=128).lengths
@@ -92,26 +92,26 @@ class Slices:
 
     @property
     def count(self) -> int:
-        """Slices of a sequence (k)."""
+        """Number of slices of a sequence (k)."""
         return len(self.lengths)
 
     @cached_property
     def widths(self) -> tuple[float, ...]:
-        """Every slice's share of the sequence: of what its tokens hold and send, and of work
+        """Every slice's share of the sequence, and so of what is held and sent, and of the work
         without attention.
         """
         return tuple(length / total(self.lengths) for length in self.lengths)
 
     @cached_property
     def triangles(self) -> tuple[float, ...]:
-        """Every slice's share of causal attention's work."""
+        """Every slice's share of the work of causal attention."""
         whole, ends = total(self.lengths), [*accumulate(self.lengths, initial=0)]
         return tuple((b * b - a * a) / whole**2 for a, b in pairwise(ends))
 
     @property
     def shares(self) -> tuple[float, ...] | tuple[tuple[float, ...], ...]:
-        """Every slice's share of a forward's time, and of a backward's; per stage, where
-        attention's share is.
+        """Every slice's share of the time of a forward, and of a backward. They differ by stage if
+        attention's share does.
         """
         if isinstance(self.attention, tuple):
             return tuple(self._mixed(share) for share in self.attention)
@@ -123,8 +123,8 @@ class Slices:
         )
 
     def check(self, schedule: Schedule) -> None:
-        """Raise ScheduleError unless the schedule can run with as many slices: see
-        `check_slices`.
+        """Raise ScheduleError unless the schedule can run with as many slices (see
+        `check_slices`).
         """
         expect(Schedule, schedule=schedule)
         check_slices(schedule, self.count)
@@ -137,13 +137,13 @@ class Slices:
             )
 
     def costs(self, schedule: Schedule, costs: Costs | None = None) -> Costs:
-        """From costs of whole microbatches, those of a schedule's slices: for `pplab.simulate` and
-        `lab.Pace`.
+        """The costs of a schedule's slices, given those of whole microbatches, for `pplab.simulate`
+        and `lab.Pace`.
 
-        A slice's message is as large as its share of the tokens, and its input gradient takes what
-        its weights' gradients leave of its share of the whole backward: all of attention's is in
-        it. ValueError where that would be more than the input gradient takes, and for costs that
-        don't fit; ScheduleError as `check`.
+        A slice's message has the size of the slice's share of the tokens. Its input gradient takes
+        what the weight gradients leave of the slice's share of the whole backward, because all of
+        attention's work is in the input gradient. Raises ValueError where attention would be more
+        than the input gradient takes, and for costs that don't fit, and ScheduleError like `check`.
         """
         costs = Costs() if costs is None else costs
         expect(Costs, costs=costs)
@@ -175,21 +175,20 @@ class Slices:
         return replace(costs, **found)
 
     def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Timeline:
-        """Predict the timeline of a schedule of slices, whose whole microbatches have these
-        `costs`.
+        """Predict the timeline of a schedule of slices, given the `costs` of whole microbatches.
 
-        Raises ScheduleError for a schedule that can't run with as many slices, ValueError for costs
-        that don't fit.
+        Raises ScheduleError for a schedule that can't run with as many slices, and ValueError for
+        costs that don't fit.
         """
         return simulate(schedule, self.costs(schedule, costs))
 
     def memory(self, memory: Memory | None = None, carried: PerStage = 0) -> Memory:
-        """What slices hold, from what whole microbatches do: for `Schedule.peak_held`, `validate`,
-        `memory_chart`.
+        """The memory of slices, given that of whole microbatches, for `Schedule.peak_held`,
+        `validate` and `memory_chart`.
 
-        A slice holds its share of the tokens, its keys and values included. `carried` is what the
-        gradients of a stage's keys and values take, of a whole microbatch: the last slice's
-        backward makes those of all before it, and each of their backwards uses up its own.
+        A slice holds its share of the tokens, including its keys and values. `carried` is the size
+        of the gradients of a stage's keys and values, for a whole microbatch. The last slice's
+        backward makes those of all slices before it, and each of their backwards uses up its own.
 
         >>> from pplab import build
         >>> rows = build("Seq1F1B", num_ranks=4, num_microbatches=32, slices=4)
@@ -204,7 +203,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class _SlicedMemory(Memory):
-    """`Memory` of whole microbatches, of which each action adds and frees its slice's share."""
+    """`Memory` of whole microbatches, where each action adds and frees the share of its slice."""
 
     slices: Slices = field(kw_only=True)
     carried: PerStage = field(kw_only=True)

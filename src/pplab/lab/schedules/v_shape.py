@@ -10,7 +10,8 @@ from ...builders.registry import Rows
 
 
 class Local:
-    """One stage as its rank sees it: how much of each kind it has been given, and what comes next.
+    """One stage as its rank sees it: how many actions of each kind it has been given, and what
+    comes next.
 
     >>> stage = Local(2)
     >>> print(stage(F), stage(F), stage(I), stage.weights_due)
@@ -30,7 +31,7 @@ class Local:
 
     @property
     def weights_due(self) -> int:
-        """How many weight gradients wait to be computed."""
+        """The number of weight gradients that wait to be computed."""
         return self.given[I] - self.given[W]
 
 
@@ -42,10 +43,10 @@ class Local:
     aliases=("ZB-V",),
 )
 def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
-    """Zero bubble in 1F1B's memory: P full-stage activations on every rank, and when F=I=W no
-    bubble in any span.
+    """Wait in no span when F = I = W, in 1F1B's memory, with two stages per rank in a V.
 
-    Built for at least 2P-1 microbatches; what it holds beyond M is left out, as torch does.
+    Every rank holds at most P activations of a full stage. It is built for at least 2P-1
+    microbatches. With fewer, actions of microbatches beyond M are left out, as in torch.
     """
     P, enough = num_ranks, max(num_microbatches, 2 * num_ranks - 1)
     return [

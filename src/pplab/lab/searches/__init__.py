@@ -1,8 +1,8 @@
-"""How good a schedule can get: a bound that no order undercuts, a proof by a solver, a search, and
-what they recorded.
+"""How good a schedule can get: a bound that no order beats, a proof by a solver, a search, and
+recorded results.
 
-Chapters 8 and 10 use it. A problem is stated once (`Problem`); what is called optimal is proved for
-it.
+Chapters 8 and 10 use it. You state a problem once (`Problem`), and "optimal" means that a proof
+exists for that problem.
 """
 
 from ...optional import lazily

@@ -1,7 +1,7 @@
-"""Closed-form lower bounds: what no order of a `lab.Problem` can beat, whatever it does.
+"""Closed-form lower bounds: times that no order of a `lab.Problem` can beat.
 
-For a rank, A is when its first I starts (where backwards are whole, its first B), and C when its
-last one ends. Between the two it has all its work to do but for the forwards before A and the
+For a rank, A is when its first I starts (its first B, where backwards are whole), and C is when its
+last one ends. Between the two it has to do all its work except for the forwards before A and the
 weight gradients after C:
 
     makespan >= A + (work - forwards before A - weight gradients after C) + what has to come after C
@@ -9,23 +9,23 @@ weight gradients after C:
 - **Head.** Its first forward starts once a microbatch has come down to its lowest stage, and the
   forwards before A come after that: A >= head + forwards before A.
 - **Memory holds the first I back.** A isn't before a microbatch has been down to the last stage and
-  back, and until then the rank runs forwards alone, no more than it can hold. With less room than
+  back. Until then the rank runs only forwards, and no more than it can hold. With less room than
   the round trip is long, it waits.
 - **Tail.** Its last I is of its lowest stage. Then come an I of every stage below, up the pipeline,
-  and stage 0's W; beside these run the weight gradients that the rank has put off, no more than it
-  can hold.
+  and stage 0's W. Meanwhile the rank runs weight gradients that it has left for later, no more than
+  it can hold.
 
 So makespan >= work + max(head, round trip - forwards that it can hold) + max(0, tail - weight
-gradients that it can hold). A whole backward puts nothing off: its tail is B's, in full.
+gradients that it can hold). A whole backward leaves nothing for later, so its tail is B's, in full.
 
-- **Turns.** Let room be for k activations of a stage, and H be the least time that one is held:
-  down, back, and I and W. Number a stage's actions of a kind in order of time (`lab.constraints`
-  says why nothing is lost when these numbers are the microbatches'). Forward j + k waits for the
-  release of activation j, so it starts at least H after forward j. And forward j + k + i starts at
-  least H + i (F + I + W) after it: between the start of I j and that forward lie I's and W's j to j
-  + i and forwards j + k to j + k + i - 1, of which H has one I and one W. So of n forwards the last
-  one starts, for every a >= 1 with a k < n, at least a H + (n - 1 - a k) (F + I + W) after the
-  first; then its H begins.
+- **Turns.** Let there be room for k activations of a stage, and let H be the least time that one is
+  held: down, back, and I and W. Number a stage's actions of a kind in order of time
+  (`lab.constraints` explains why nothing is lost when these numbers are the microbatches'). Forward
+  j + k waits for the release of activation j, so it starts at least H after forward j. Forward j +
+  k + i starts at least H + i (F + I + W) after it, because between the start of I j and that
+  forward lie I's and W's j to j + i and forwards j + k to j + k + i - 1, of which H has one I and
+  one W. So of n forwards the last one starts, for every a >= 1 with a k < n, at least a H + (n - 1
+  - a k) (F + I + W) after the first. Then its own H begins.
 - **Area.** What a rank holds, summed over time, is at least each activation's size times how long
   it is held, and at most its room times its span.
 """
@@ -54,9 +54,9 @@ class Floor(NamedTuple):
 
 
 def floor(problem: Problem) -> Floor:
-    """The highest of the closed-form bounds on a problem's makespan: no order is shorter.
+    """The highest of the closed-form bounds on a problem's makespan. No order is shorter.
 
-    It needs no search and no solver, and is often met.
+    It needs no search and no solver, and orders often meet it.
 
     >>> floor(Problem(4, 8, split=False)), floor(Problem(4, 8, limit=4))
     (<Floor 33: rank 3, work and tail>, <Floor 27: rank 0, work and the round trip in that memory>)
@@ -68,14 +68,14 @@ def floor(problem: Problem) -> Floor:
 
 @dataclass(frozen=True)
 class _Rank:
-    """What one rank's bounds are made of: times, each with nothing in its way."""
+    """Times from which one rank's bounds are made, each as if nothing were in its way."""
 
     problem: Problem
     rank: int
 
     @property
     def ways(self) -> list[tuple[Stream, tuple[int, ...]]]:
-        """The streams that come by, and the stages that they have here."""
+        """The streams that pass this rank, and the stages that they have here."""
         return [
             (stream, stream.of(self.rank))
             for stream in self.problem.streams
@@ -96,12 +96,12 @@ class _Rank:
 
     @property
     def head(self) -> float:
-        """Until its first forward."""
+        """Time until its first forward."""
         return min(down(self.problem, stream, 0, stages[0]) for stream, stages in self.ways)
 
     @property
     def returns(self) -> float:
-        """Until its first I."""
+        """Time until its first I."""
         trips = (
             (stream, down(self.problem, stream, 0, stages[0]), stages)
             for stream, stages in self.ways
@@ -112,12 +112,12 @@ class _Rank:
 
     @property
     def tail(self) -> float:
-        """After its last I: those further up, and stage 0's W."""
+        """Time after its last I: the I's of stages further up, and stage 0's W."""
         return min(up(self.problem, stream, stages[0]) for stream, stages in self.ways)
 
     @property
     def forwards_held(self) -> float:
-        """The most time in forwards before its first I."""
+        """The most time that it can spend in forwards before its first I."""
         room, memory = self.problem.room(self.rank), self.problem.memory
         return most(
             (self.problem.takes(F, s), of_stage(memory.activation, s), n, room)
@@ -126,7 +126,9 @@ class _Rank:
 
     @property
     def weights_held(self) -> float:
-        """The most time in weight gradients after its last I, which is of a lowest stage."""
+        """The most time that it can spend in weight gradients after its last I, which is of a
+        lowest stage.
+        """
         p, found = self.problem, 0.0
         if not p.split:
             return 0
@@ -156,7 +158,7 @@ def _floors(problem: Problem) -> Iterator[Floor]:
 
 
 def _held_in_turns(at: _Rank) -> Iterator[tuple[float, str]]:
-    """Turns and area: from the rank's first forward on."""
+    """The bounds by turns and by area, from the rank's first forward on."""
     problem, memory, room = at.problem, at.problem.memory, at.problem.room(at.rank)
     area = 0.0
     for stream, stages in at.ways:
@@ -183,12 +185,12 @@ def _held_in_turns(at: _Rank) -> Iterator[tuple[float, str]]:
 
 
 def down(problem: Problem, stream: Stream, first: int, last: int) -> float:
-    """The forwards from `first` on, until what they make is with `last`."""
+    """Time of the forwards from `first` on, until the result is with `last`."""
     return sum(problem.takes(F, s) + problem.lag(stream, F, s) for s in range(first, last))
 
 
 def up(problem: Problem, stream: Stream, stage: int) -> float:
-    """What comes after a stage's last I or B: those of the stages below, and stage 0's W."""
+    """Time after a stage's last I or B: those of the stages below, and stage 0's W."""
     kind = problem.kinds[1]
     above = sum(problem.lag(stream, kind, s + 1) + problem.takes(kind, s) for s in range(stage))
     return above + problem.takes(W, 0) * (problem.split and stage > 0)
@@ -202,8 +204,8 @@ def round_trip(problem: Problem, stream: Stream, stages: tuple[int, ...]) -> flo
 
 
 def lifespan(problem: Problem, stream: Stream, stage: int, end: int | None = None) -> float:
-    """From the start of a stage's forward to the end of its I or B, or of that of the stage
-    `end`.
+    """Time from the start of a stage's forward to the end of its I or B (or of that of the stage
+    `end`).
     """
     last, end, kind = problem.num_stages - 1, stage if end is None else end, problem.kinds[1]
     back = sum(
@@ -214,10 +216,10 @@ def lifespan(problem: Problem, stream: Stream, stage: int, end: int | None = Non
 
 
 def most(items: Iterable[tuple[float, float, int, float]]) -> float:
-    """The most time that fits: of each (time, size, how many there are, room), best use of the room
-    first.
+    """The most time that fits, given (time, size, how many there are, room), with the best use of
+    the room first.
 
-    A part of the last one counts, too, where sizes differ: a bound, not a packing.
+    Where sizes differ, a part of the last one counts, too, because this is a bound and no packing.
     """
     items = list(items)
     room, sizes = min(room for *_, room in items), {size for _, size, _, _ in items}

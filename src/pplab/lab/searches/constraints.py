@@ -1,12 +1,13 @@
-"""A `lab.Problem` as CP-SAT takes it: start times in integers, and what has to hold for them.
+"""Turn a `lab.Problem` into what CP-SAT takes: start times in integers, and what has to hold for
+them.
 
-Microbatches of one stream are alike, so each stage may take them in order, whatever the kind of
-action: that loses nothing. For take any order, and for every stage and kind let the j-th action in
-time be of microbatch j. Ranks are busy, and hold what they held, at the same times as before. And
-nothing comes too early: if of every microbatch y starts at least d after x ended, then so does the
-j-th y after the j-th x, since j of the y's, and the x's that belong to them, come no later than the
-j-th y. The proof holds for the forwards of two neighbouring stages, for the I's, and on a stage
-from F to I to W.
+Microbatches of one stream are alike, so each stage may take them in order for every kind of action,
+and nothing is lost. To see this, take any order, and for every stage and kind let the j-th action
+in time be of microbatch j. Ranks are busy and hold memory at the same times as before. And nothing
+comes too early: if for every microbatch y starts at least d after x ended, so does the j-th y after
+the j-th x, since j of the y's, and the x's that belong to them, come no later than the j-th y. The
+proof holds for the forwards of two neighbouring stages, for the I's, and on a stage from F to I to
+W.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Chain = tuple[int, Kind, int]
 
 
 class Scale:
-    """Times as integers: exactly, as multiples of the largest unit that divides all of them, or
-    rounded down.
+    """Convert times to integers, either exactly, as multiples of the largest unit that divides all
+    of them, or rounded down.
 
     >>> scale = Scale([18.522, 9.337, 0.601])
     >>> scale(0.601), scale.back(601), scale.exact
@@ -63,14 +64,14 @@ class Scale:
         return int(time) if time == int(time) else float(time)
 
     def at_least(self, time: float) -> int:
-        """A lower bound in units: the next whole one, where all that happens is at whole ones."""
+        """A lower bound in units, rounded up to a whole one if everything happens at whole ones."""
         ticks = float(Fraction(repr(time)) / self.unit)
         return max(0, ceil(ticks - 1e-3) if self.exact else int(ticks))
 
 
 class Coarse:
-    """Times in a few units, to the nearest one: for a first order, which then begins the search in
-    exact times.
+    """Convert times to a few units, to the nearest one, to find a first order from which the search
+    in exact times begins.
     """
 
     def __init__(self, scale: Scale):
@@ -94,7 +95,7 @@ def scale_of(problem: Problem) -> Scale:
 
 
 class Model:
-    """Start times as variables, and what has to hold for them. `known` is an order that solves the
+    """Start times as variables, and the constraints on them. `known` is an order that solves the
     problem.
     """
 
@@ -166,7 +167,7 @@ class Model:
         return Schedule([[action for *_, action in sorted(row)] for row in timed], "optimum")
 
     def _precede(self) -> None:
-        """What waits for what; and each stage takes microbatches in order."""
+        """Add which actions wait for which, and that each stage takes microbatches in order."""
         kinds, last = self.problem.kinds, self.problem.num_stages - 1
         for t, kind, stage in self.starts:
             before = [] if kind is F else [(t, kinds[kinds.index(kind) - 1], stage)]
@@ -183,7 +184,7 @@ class Model:
                 self.model.add(other >= one + self.ticks[kind, stage])
 
     def _work(self, rank: int) -> None:
-        """A rank does one thing at a time."""
+        """Add that a rank does one thing at a time."""
         chains = [(t, kind, stage) for t, stage in self._of(rank) for kind in self.problem.kinds]
         self.model.add_no_overlap(
             self.model.new_fixed_size_interval_var(start, self.ticks[chain[1:]], "")
@@ -192,8 +193,8 @@ class Model:
         )
 
     def _remember(self, rank: int) -> None:
-        """A rank holds no more than it may: an activation from F to the end of I or B, what W needs
-        from there to its end, and what I or B needs on top while it runs.
+        """Add that a rank holds no more than it may: an activation from F to the end of I or B,
+        what W needs from there to its end, and what I or B needs in addition while it runs.
         """
         problem, (_, back, *_) = self.problem, self.problem.kinds
         if problem.room(rank) == inf:
@@ -212,7 +213,7 @@ class Model:
         self._cap(rank, {s: tuple(map(scale, each)) for s, each in sizes.items()}, room)
 
     def _cap(self, rank: int, sizes: dict[int, tuple[int, int, int]], room: int) -> None:
-        """That room as constraints, given what each stage holds until I or B, on top meanwhile, and
+        """Add one such limit, given what each stage holds until I or B, in addition meanwhile, and
         until W.
         """
         (_, back, *_), last = self.problem.kinds, self.problem.kinds[-1]
@@ -246,8 +247,9 @@ class Model:
         )
 
     def minimise(self, lowest: int) -> None:
-        """The makespan, at least `lowest`. The known order is a hint and no constraint: told to
-        stay below it, the solver finds longer orders, and those later.
+        """Minimise the makespan, which is at least `lowest`. The known order is a hint and no
+        constraint, because a solver told to stay below it finds longer orders, and finds them
+        later.
         """
         last = self.problem.kinds[-1]
         aim = self.model.new_int_var(lowest, self.longest, "")
@@ -258,5 +260,5 @@ class Model:
 
 
 def constraint_solver() -> ModuleType:
-    """OR-Tools' CP-SAT, or an error that says how to get it."""
+    """OR-Tools' CP-SAT. If it is missing, the error says how to install it."""
     return bring("ortools.sat.python.cp_model")

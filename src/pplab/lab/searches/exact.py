@@ -1,4 +1,4 @@
-"""The shortest order there is, with a proof: a `lab.Problem` given to OR-Tools' CP-SAT solver."""
+"""Find the shortest order of a `lab.Problem`, with a proof, by OR-Tools' CP-SAT solver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLOSE = 1e-6  # a bound that is nearer than this share has been met: less than r
 
 
 class BestSoFar(NamedTuple):
-    """What a search is told meanwhile: the best order so far, and what none can beat."""
+    """What a search reports meanwhile: the best order so far, and a bound that none can beat."""
 
     seconds: float
     value: float
@@ -34,13 +34,14 @@ class BestSoFar(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Optimum:
-    """The shortest order that was found, and how short one can be at all.
+    """The shortest order that was found, and a bound on how short one can be.
 
-    - `timeline`: of the order, as `pplab.simulate` has it; its schedule is `timeline.schedule`.
+    - `timeline`: the simulated order. Its schedule is `timeline.schedule`.
     - `value`: its makespan.
     - `bound`: no order of the problem is shorter.
-    - `exact`: whether times are whole multiples of some unit that isn't too fine for the solver;
-      else it was given times that are rounded down, and the bound is by up to a millionth too low.
+    - `exact`: whether all times are whole multiples of a unit that isn't too fine for the solver.
+      Otherwise the solver got times that are rounded down, and the bound can be too low by a
+      millionth.
     - `floor`: the closed-form bound, for comparison.
     - `interrupted`: whether Ctrl-C ended the search.
     """
@@ -61,14 +62,14 @@ class Optimum:
 
     @property
     def gap(self) -> float:
-        """How much longer the order is than the bound, as a share of the bound. 0 when it is
-        proved.
+        """How much longer the order is than the bound, as a share of the bound. It is 0 for a
+        proved order.
         """
         return 0.0 if self.proved else self.value / self.bound - 1
 
     @property
     def proved(self) -> bool:
-        """Whether no order is shorter (by more than rounding: a millionth)."""
+        """Whether no order is shorter by more than rounding, a millionth."""
         return self.value <= self.bound * (1 + CLOSE)
 
     def __repr__(self) -> str:
@@ -89,16 +90,16 @@ def optimum(
     use_floor: bool = True,
     on_progress: Callable[[BestSoFar], None] | None = None,
 ) -> Optimum:
-    """Look for the order with the least makespan, and prove that it is.
+    """Find the order with the shortest makespan, and prove that none is shorter.
 
-    It begins with the best of `start` and of the published schedules that stay within the problem's
-    limit, and with the closed-form bound, `lab.floor`. Where these meet there is nothing to look
-    for; else CP-SAT searches and proves, on as many `workers` as there are cores by default, until
-    it is done, or `time_limit` seconds are over, or Ctrl-C is pressed: then the result has the best
-    order so far, the best bound, and their gap. `use_floor=False` leaves the closed form out, so
-    that the solver proves all by itself. `on_progress` is called with every better order, and with
-    every better bound. Several workers race, so which of several shortest orders is found differs
-    from run to run.
+    It starts with the closed-form bound, `lab.floor`, and with the best of `start` and the
+    published schedules within the problem's limit. Where these meet, nothing is left to search.
+    Otherwise CP-SAT searches and proves on `workers` cores (by default all) until it is done,
+    `time_limit` seconds are over, or you press Ctrl-C. In the last two cases, the result has the
+    best order so far, the best bound, and their gap. `use_floor=False` leaves the closed form out,
+    so that the solver proves everything by itself. `on_progress` is called with every better order
+    and every better bound. Several workers race, so different runs can find different shortest
+    orders.
 
     Needs OR-Tools (`pip install 'pplab[prove]'`).
 
@@ -145,8 +146,8 @@ class _Search:
     ) -> None:
         """Let the solver look for a better order, and take what it finds.
 
-        Where times are fine, it first solves the problem in coarse ones, for a third of the time:
-        it finds good orders sooner there, and the best of them is where it begins.
+        Where times are fine, it first solves the problem in coarse times, for a third of the time,
+        because it finds good orders sooner there. It then begins with the best of them.
         """
         began = time.perf_counter()
         if self.scale.longest > 2 * FEW * self.scale.unit:
@@ -170,8 +171,8 @@ class _Search:
         workers: int,
         tell: CpSolverSolutionCallback | None,
     ) -> tuple[Model | None, CpSolver]:
-        """A model and the solver that has its best order; None in place of the model if there is
-        none.
+        """A model, and the solver that has its best order. Instead of the model None, if there is
+        no order.
         """
         cp_model = constraint_solver()
         model = Model(cp_model.CpModel(), self.problem, scale, self.best.schedule)
@@ -209,8 +210,8 @@ class _Search:
         return Telling()
 
     def _take(self, schedule: Schedule, claimed: float) -> None:
-        """Keep the solver's order if it is the better one: it takes what was claimed, and holds
-        what it may.
+        """Keep the solver's order if it is better, after checking that it takes and holds what was
+        claimed.
         """
         found = simulate(schedule, self.problem.costs)
         value = found.makespan
@@ -225,9 +226,9 @@ class _Search:
 
 @contextmanager
 def _interrupts(solver: CpSolver) -> Iterator[None]:
-    """While it runs, the solver answers Ctrl-C itself, by ending. Afterwards it would leave the
-    signal without Python's handler, so that the next Ctrl-C killed the process. In another thread
-    than the main one it leaves signals alone.
+    """Let the solver answer Ctrl-C itself, by ending. Afterwards restore Python's handler, because
+    the solver leaves the signal without it, and the next Ctrl-C would kill the process. In any
+    thread but the main one, leave signals alone.
     """
     if threading.current_thread() is not threading.main_thread():
         solver.parameters.catch_sigint_signal = False

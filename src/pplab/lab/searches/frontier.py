@@ -65,11 +65,11 @@ class Frontier:
 
     @property
     def found(self) -> tuple[Point, ...]:
-        """The best order in each limit, placement by placement."""
+        """The best order found for each limit, placement by placement."""
         return tuple(point for point in self.points if point.limit is not None)
 
     def beaten(self) -> tuple[tuple[Point, Point], ...]:
-        """Every published schedule that some found order beats, with the shortest one of the same
+        """Every published schedule that some found order beats, with the shortest order of the same
         placement that holds no more. Both are whole, or both split.
         """
         pairs = []
@@ -93,10 +93,9 @@ class Frontier:
 
 
 def frontiers(folder: Path | str | None = None) -> dict[str, Frontier]:
-    """What `make frontier` has recorded, by name; of the repository's `results` when no folder is
-    named.
+    """What `make frontier` has recorded, by name, by default from the repository's `results`.
 
-    FileNotFoundError where there is none.
+    Raises FileNotFoundError where there is none.
     """
     found = {}
     for recording in load(folder):

@@ -1,4 +1,4 @@
-"""Rows that grow by running them: whenever a rank is free it takes what its policy prefers and the
+"""Grow rows by running them: whenever a rank is free, it takes what its policy prefers and its
 memory allows.
 """
 
@@ -28,12 +28,12 @@ class Policy(NamedTuple):
 
 
 def policies(problem: NumberedProblem) -> Iterator[list[Policy]]:
-    """One policy per rank, in some hundred ways that differ.
+    """One policy per rank, in some hundred different ways.
 
     With one stage per rank the warm-ups are ZB-H1's, ZB-H2's and one forward more. A W waits for
-    `delay` further I's per rank above, one in ZB-H1 and two in ZB-H2; with M it always waits for a
-    gap. With several stages per rank the warm-ups are the loop's and as many as the memory allows,
-    and a W waits as long on all ranks.
+    `delay` further I's per rank above, which is one in ZB-H1 and two in ZB-H2. With M it always
+    waits for a gap. With several stages per rank the warm-ups are the loop's and as many as the
+    memory allows, and a W waits equally long on all ranks.
     """
     P, V, M, seen = problem.num_ranks, problem.stages_per_rank, problem.num_microbatches, set()
     if V == 1:
@@ -62,7 +62,7 @@ def policies(problem: NumberedProblem) -> Iterator[list[Policy]]:
 
 
 class _Growing:
-    """A rank whose row grows, and what it knows while it does."""
+    """A rank whose row grows, and its state while it does."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -76,7 +76,7 @@ class _Growing:
 
 
 class _Growth:
-    """Rows that grow together: of every stage, what has arrived and how much of it is done."""
+    """Rows that grow together: for every stage, what has arrived and how much of it is done."""
 
     def __init__(
         self, problem: NumberedProblem, policies: Sequence[Policy], deepest: tuple[bool, bool]
@@ -101,7 +101,7 @@ class _Growth:
         return [rank.row for rank in self.ranks]
 
     def _act(self, now: float, number: int) -> None:
-        """A free rank runs what it prefers, or waits for what comes first."""
+        """Let a free rank run what it prefers, or wait for what comes first."""
         rank = self.ranks[number]
         forward, forward_stage, full = self._next_forward(now, number)
         backward, input_stage = self._next_input(now, number)
@@ -119,7 +119,7 @@ class _Growth:
             heappush(self.events, (min(forward, backward), number))
 
     def _next_forward(self, now: float, number: int) -> tuple[float, int, bool]:
-        """When the forward that comes first can run, its stage, and whether memory holds up any."""
+        """When the next forward can run, its stage, and whether memory holds one up."""
         rank, needed, room = self.ranks[number], self.problem.needed, self.problem.rooms[number]
         first, stage, full = inf, 0, False
         for s in self.forward_order[number]:
@@ -134,7 +134,7 @@ class _Growth:
         return first, stage, full
 
     def _next_input(self, now: float, number: int) -> tuple[float, int]:
-        """When the input gradient that comes first can run, and its stage."""
+        """When the next input gradient can run, and its stage."""
         first, stage = inf, 0
         for s in self.input_order[number]:
             if self.inputs[s] < len(self.input_at[s]):
@@ -144,7 +144,7 @@ class _Growth:
         return first, stage
 
     def _fills(self, gap: float, number: int, full: bool) -> bool:
-        """Whether a gap is for a weight gradient."""
+        """Whether to fill a gap with a weight gradient."""
         rank = self.ranks[number]
         if gap < inf:
             return gap >= rank.policy.least_gap * self.problem.takes[2][rank.due[0]]
@@ -184,7 +184,7 @@ class _Growth:
         heappush(self.events, (rank.free, number))
 
     def _give(self, number: int, to: int, arrivals: list[list[float]]) -> None:
-        """What the rank has made is on its way to a stage; before stage 0 there is none."""
+        """Send what the rank has made to a stage. There is none before stage 0."""
         rank = self.ranks[number]
         heappush(self.events, (rank.free, number))
         if to >= 0:
@@ -198,11 +198,11 @@ class _Growth:
 def grown(
     problem: NumberedProblem, policies: Sequence[Policy], deepest: tuple[bool, bool] = (True, True)
 ) -> list[list[int]]:
-    """The rows of numbers that `policies`, one per rank, lead to; shorter ones where all ranks wait
-    for each other.
+    """The rows of numbers that `policies`, one per rank, lead to. They are shorter where all ranks
+    wait for each other.
 
-    `deepest`: whether, of the forwards and of the input gradients of several stages that are ready,
-    the last stage's comes first, else the first's. A stage's forward leaves room for one of every
-    later stage of its rank: so what has begun can end.
+    If several stages of a rank have forwards or input gradients ready, the last stage comes first
+    with `deepest`, and otherwise the first stage. A stage's forward leaves room for one of every
+    later stage of its rank, so what has begun can end.
     """
     return _Growth(problem, policies, deepest).run()

@@ -1,5 +1,5 @@
-"""Rows that are improved step by step: of what delays the end, two neighbours are exchanged, or one
-is moved.
+"""Improve rows step by step: exchange two neighbours, or move one action, where that delays the
+end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _CRITICAL = 0.8  # of the changes are on a critical path, the others anywhere
 def improved(
     problem: NumberedProblem, rows: Rows, tries: int, rng: Random
 ) -> Iterator[tuple[Key, Rows | None]]:
-    """Try so many changes of `rows`: yields the best key so far, and its rows where they are better
-    than all before.
+    """Try so many changes of `rows`. Yields the best key so far, and its rows whenever they are
+    better than all before.
     """
     rows = [row[:] for row in rows]
     times = problem.times(rows)
@@ -52,8 +52,8 @@ def improved(
 def _critical(
     problem: NumberedProblem, rows: Rows, rng: Random, starts: list[float], ends: list[float]
 ) -> list[tuple[int, int]]:
-    """(rank, place in its row) of all that waited for the one before it in its row, on one critical
-    path.
+    """(rank, place in its row) of everything on one critical path that waited for the item before
+    it in its row.
     """
     needs, lags, place_of = (
         problem.needs,
@@ -76,7 +76,7 @@ def _critical(
 
 
 def _changed(problem: NumberedProblem, row: list[int], place: int, rng: Random) -> list[int] | None:
-    """A row in which what stands at `place` no longer waits for the one before it; None where that
+    """A row in which the item at `place` no longer waits for the one before it, or None where that
     can't be.
     """
     input_of = problem.input_of

@@ -1,4 +1,6 @@
-"""Whether a schedule stays within a limit of memory, and the first item at which it doesn't."""
+"""Check whether a schedule stays within a memory limit, and name the first item at which it
+doesn't.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ def check_memory(
     """Raise ScheduleError unless every rank can run its row to the end within a limit.
 
     `limit` is the most that a rank may hold, or one value per rank, in the unit of `memory`.
-    Without one it counts forwards whose activations are held, as `Schedule.peak_in_flight` does.
+    Without `memory` it counts forwards whose activations are held, as `Schedule.peak_in_flight`
+    does.
 
-    The error is of the first fault, with the rank, the action, the cause and what to change.
+    The error describes the first fault, with its rank, its action, its cause and what to change.
     """
     validate(schedule)
     memory = Memory(unit="forwards' activations") if memory is None else memory

@@ -1,7 +1,8 @@
-"""What is to be scheduled: a placement, times, and how much ranks may hold. How short can an order
+"""The scheduling problem: a placement, times, and how much ranks may hold. How short can an order
 be?
 
-`lab.floor` answers with a closed form that no order beats, `lab.optimum` with an order and a proof.
+`lab.floor` answers with a closed form that no order beats, and `lab.optimum` with an order and a
+proof.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ PLACEMENTS = ("one stage per rank", "loop", "V", "bidirectional")  # as `pplab s
 
 
 class Stream(NamedTuple):
-    """Microbatches that take the same way: which, and the rank of every stage."""
+    """Microbatches that take the same way through the pipeline, and the rank of every stage on
+    it.
+    """
 
     microbatches: range
     ranks: tuple[int, ...]
@@ -39,8 +42,8 @@ class Stream(NamedTuple):
 def built(
     builders: Iterable[Builder], P: int, M: int, given: Mapping[str, object]
 ) -> Iterator[Schedule]:
-    """The schedules of those builders that can be built for these sizes, each with those of the
-    options that it has.
+    """The schedules of those builders that can be built for these sizes. Each gets the options that
+    it has.
     """
     for builder in builders:
         options = {name: given[name] for name in builder.options if name in given}
@@ -55,18 +58,18 @@ class Problem:
     """Microbatches to take through a pipeline, in any order that its placement, times and memory
     allow.
 
-    - `placement`: "one stage per rank"; "loop", with `stages_per_rank` (2 by default); "V", two
-      stages per rank; "bidirectional", two copies of every stage, and half of the microbatches from
-      either end.
-    - `costs`: of a stage, as `pplab.simulate` takes them: `Costs(3, 4, 2).finer(2)` for half a
-      rank's share.
-    - `split`: whether a backward comes in its halves, I and W, or whole.
-    - `limit`: what a rank may hold, or one value per rank, in the unit of `memory`: without one,
-      stages' activations of a microbatch, held from F to B or W. `Memory(0.5)` counts them in those
-      of a whole rank, of two stages.
+    - `placement`: "one stage per rank"; "loop" with `stages_per_rank` (2 by default); "V" with two
+      stages per rank; or "bidirectional", with two copies of every stage and half of the
+      microbatches from either end.
+    - `costs`: those of a stage, as `pplab.simulate` takes them. For half a rank's share use, for
+      example, `Costs(3, 4, 2).finer(2)`.
+    - `split`: whether a backward comes in two halves, I and W, or whole.
+    - `limit`: the most that a rank may hold, or one value per rank, in the unit of `memory`.
+      Without `memory` the unit is a stage's activations of one microbatch, held from F to B or W.
+      `Memory(0.5)` counts in those of a whole rank with two stages.
 
-    Raises ValueError for what doesn't fit together, for a limit that no order meets (it names the
-    smallest that one does), and for a link on which messages would queue.
+    Raises ValueError for values that don't fit together, for a limit that no order meets (it names
+    the smallest one that works), and for a link on which messages would queue.
 
     >>> problem = Problem(num_ranks=4, num_microbatches=8, placement="V", limit=6)
     >>> problem.num_stages, problem.least_limit
@@ -90,7 +93,8 @@ class Problem:
         expect(Memory, memory=self.memory)
         if self.placement not in PLACEMENTS:
             raise ValueError(
-                f"placement must be one of {', '.join(PLACEMENTS)}, got {shown(self.placement)}"
+                f"placement must be one of {', '.join(map(repr, PLACEMENTS))}, got "
+                f"{shown(self.placement)}"
             )
         usual = {"loop": 2, "V": 2}.get(self.placement, 1)
         each = positive_int("stages_per_rank", self.stages_per_rank or usual)
@@ -121,18 +125,18 @@ class Problem:
 
     @property
     def num_stages(self) -> int:
-        """Pieces of the model."""
+        """Number of pieces of the model."""
         return self.num_ranks * self.stages_per_rank
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """What a stage does with a microbatch, in this order."""
+        """The kinds of actions that a stage runs for a microbatch, in this order."""
         return (F, I, W) if self.split else (F, B)
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """One; two of a bidirectional placement, whose first half of the microbatches enters at
-        rank 0.
+        """The streams of microbatches: one, or two for a bidirectional placement, where the first
+        half enters at rank 0.
         """
         P, M = self.num_ranks, self.num_microbatches
         down = tuple(stage % P for stage in range(self.num_stages))
@@ -147,8 +151,8 @@ class Problem:
         return self.costs.of(kind, stage)
 
     def lag(self, stream: Stream, kind: Kind, stage: int) -> float:
-        """How long it takes until what `kind` on `stage` makes is with the next stage, or of a
-        backward the one before: latency, and what the message takes to pass.
+        """Time until the result of `kind` on `stage` is with the next stage (with the one before
+        for a backward), which is the latency and the time that the message takes to pass.
         """
         other = stage + 1 if kind is F else stage - 1
         if not 0 <= other < self.num_stages or stream.ranks[stage] == stream.ranks[other]:
@@ -163,16 +167,18 @@ class Problem:
         return tuple(sorted({stage for stream in self.streams for stage in stream.of(rank)}))
 
     def room(self, rank: int) -> float:
-        """What a rank may hold beside what it holds all the time; inf without a limit."""
+        """How much a rank may hold in addition to what it holds all the time. It is inf without a
+        limit.
+        """
         if self.limit is None:
             return inf
         return of_stage(self.limit, rank) - self.memory.constant(self.stages_of(rank))
 
     @cached_property
     def least_limit(self) -> tuple[float, ...]:
-        """Per rank, the least that an order can hold: what it takes to do one microbatch at a time.
+        """Per rank, the least that an order can hold, which is what one microbatch at a time takes.
 
-        No order needs less: while a rank runs an I (or B) of a stage, it still holds what all its
+        No order needs less. While a rank runs an I (or B) of a stage, it still holds what all its
         lower stages keep of this microbatch, since their turn comes later.
         """
         return tuple(
@@ -190,8 +196,8 @@ class Problem:
         return most
 
     def one_at_a_time(self) -> Schedule:
-        """The order that holds least: a microbatch goes through all stages and back before the next
-        one starts.
+        """The order that holds least: one microbatch goes through all stages and back before the
+        next one starts.
         """
         rows: list[list[Action]] = [[] for _ in range(self.num_ranks)]
         for stream in self.streams:
@@ -210,10 +216,10 @@ class Problem:
         return all(h <= of_stage(self.limit, rank) * (1 + 1e-12) for rank, h in enumerate(held))
 
     def published(self) -> tuple[Timeline, ...]:
-        """Every schedule of `pplab.build` that has this placement and can be built, as it is,
-        whatever it holds.
+        """Every schedule of `pplab.build` that has this placement and can be built, without
+        changes, whatever it holds.
 
-        Those that look for an order are given the costs, the memory and the limit.
+        The builders that search for an order get the costs, the memory and the limit.
         """
         return tuple(simulate(schedule, self.costs) for schedule in self._published())
 
@@ -233,8 +239,8 @@ class Problem:
         yield from built(of_placement, self.num_ranks, self.num_microbatches, given)
 
     def known(self, more: Sequence[Schedule] = ()) -> list[Timeline]:
-        """Orders that solve this: `more`, and those that are published, backwards cut or whole as
-        it is asked here, as far as they stay within the limit. At least one.
+        """Orders that solve this problem: those of `more` and the published ones that stay within
+        the limit, with backwards split or whole as asked. There is at least one.
         """
         found = [self._recast(schedule) for schedule in (*more, *self._published())]
         found = [
@@ -244,8 +250,8 @@ class Problem:
         return [simulate(schedule, self.costs) for schedule in found]
 
     def _recast(self, schedule: Schedule) -> Schedule | None:
-        """Its order in this problem's kinds of actions, overlaps one after the other; None if it is
-        for another one.
+        """The order in this problem's kinds of actions, with overlaps one after the other. None if
+        it belongs to a different problem.
         """
         rows = []
         for row in schedule.rows:
@@ -280,7 +286,9 @@ class Problem:
                     )
 
     def _check_links(self) -> None:
-        """On a link whose messages are shorter than all that sends one, none waits for another."""
+        """Raise ValueError for a link on which messages could queue. None waits if each takes no
+        longer than any action that sends one.
+        """
         if not self.costs.has_queues:
             return
         senders: dict[tuple[int, int], list[tuple[float, float]]] = {}

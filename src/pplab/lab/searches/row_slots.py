@@ -22,7 +22,7 @@ CLOSE = 1e-9  # as a share of a limit
 
 class NumberedProblem:
     """What a search is given, by stage and by action: placement, microbatches, costs, memory, and
-    ranks' limits.
+    the limits of ranks.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class NumberedProblem:
         self.most_held = int(min(self.stages_per_rank * M, max(fits, 1)))
 
     def _number(self, plain: Schedule) -> None:
-        """Every action's number is its id in `plain`; but for the rows, the loop takes what it
-        would take for that.
+        """Number all actions by their ids in `plain`. Except for the rows, the loop takes what it
+        takes for that schedule.
         """
         graph = plain.graph
         rows, *self._columns = with_links(graph, self.costs, durations_of(plain, self.costs))
@@ -93,8 +93,8 @@ class NumberedProblem:
         }
 
     def one_at_a_time(self) -> Schedule:
-        """A microbatch ends before the next begins, and every W follows its I: no order holds
-        less.
+        """The order that holds least: a microbatch ends before the next begins, and every W follows
+        its I.
         """
         order = [(s, F) for s in range(len(self.placement))]
         for s in reversed(range(len(self.placement))):
@@ -110,7 +110,7 @@ class NumberedProblem:
         return Schedule([[self.action_of[i] for i in row] for row in rows], name)
 
     def rows_of(self, schedule: Schedule) -> Rows:
-        """Of a schedule, overlaps taken apart and full backwards as their halves."""
+        """The rows of a schedule, with overlaps taken apart and full backwards in two halves."""
         return [[i for item in row for i in self._numbers_of(item)] for row in schedule.rows]
 
     def _numbers_of(self, item: Action | Overlap) -> list[int]:
@@ -122,7 +122,7 @@ class NumberedProblem:
         return [self.number_of[part._replace(kind=kind)] for part, kind in halves]
 
     def times(self, rows: Rows) -> tuple[list, list] | None:
-        """When every action starts and ends, by number; None where ranks wait in a circle."""
+        """When every action starts and ends, by number, or None where ranks wait in a circle."""
         links: Rows = [[] for _ in range(self.num_links)]
         for i in chain.from_iterable(rows) if links else ():
             if i in self.link_of:
@@ -134,8 +134,9 @@ class NumberedProblem:
         return starts[: len(self.needs)], ends[: len(self.needs)]
 
     def key(self, rows: Rows, starts: Sequence[float], ends: Sequence[float]) -> Key:
-        """What the goal compares: the makespan and, of equals, the longest span; or the zero-bubble
-        papers' bubble rate, as in `Timeline.span_bubble_fraction`, and of equals the makespan.
+        """What the goal compares. It is the makespan and, for equal ones, the longest span, or the
+        bubble rate of the zero-bubble papers (`Timeline.span_bubble_fraction`) and, for equal ones,
+        the makespan.
         """
         spans = [ends[row[-1]] - starts[row[0]] for row in rows]
         if self.goal == "makespan":
@@ -144,14 +145,16 @@ class NumberedProblem:
         return 1 - total(ends[i] - starts[i] for i in rows[rank]) / spans[rank], max(ends)
 
     def last(self, rows: Rows, starts: Sequence[float], ends: Sequence[float]) -> int:
-        """The item whose end the goal is about: of all, or of the rank with the longest span."""
+        """The item whose end decides the goal: the last of all, or the last of the rank with the
+        longest span.
+        """
         if self.goal == "makespan":
             return max(chain.from_iterable(rows), key=ends.__getitem__)
         return max(rows, key=lambda row: ends[row[-1]] - starts[row[0]])[-1]
 
     def fitted(self, rank: int, row: list[int]) -> list[int] | None:
-        """A rank's row within its limit: itself, or weight gradients are moved to where a forward
-        needs their room.
+        """A rank's row within its limit. Where a forward needs room, weight gradients are moved
+        before it.
         """
         at_start, at_end = self._starts_with, self._ends_with
         most, held = self.limits[rank] * (1 + CLOSE), self.memory.constant(self.stages[rank])

@@ -1,9 +1,9 @@
-"""The fastest order that a search finds for given durations and a memory limit, on any placement.
-ZB-1P and ZB-2P.
+"""Search for the fastest order for given durations and a memory limit, on any placement. ZB-1P and
+ZB-2P.
 
-The zero-bubble paper's authors search too, with a heuristic and an integer program, those of
+The authors of the zero-bubble paper search with a heuristic and an integer program, and those of
 controllable memory among building blocks. Here the candidates are the registry's schedules, rows
-that grow by some hundred policies and, on a V, building blocks; the best of them are improved step
+that grow by some hundred policies and, on a V, building blocks. The best of them are improved step
 by step.
 """
 
@@ -41,7 +41,7 @@ _GOALS = ("makespan", "span")
 
 @dataclass(frozen=True)
 class Found:
-    """The best that a search found, what it was made from, and how many orders were tried."""
+    """The best order that a search found, what it was made from, and how many orders were tried."""
 
     timeline: Timeline
     origin: str
@@ -70,18 +70,18 @@ def search(
     goal: str = "makespan",
     tries: int | None = None,
 ) -> Found:
-    """The best order that is found, never worse than a schedule of the registry with this placement
-    in this memory.
+    """Find the best order for this placement and memory. It is never worse than a schedule of the
+    registry.
 
     - `placement`: "one stage per rank", "V", "loop" (two stages per rank), or the rank of every
       stage.
-    - `costs`: per stage; all ones when left out.
-    - `limit`: what a rank may hold at once, or a value per rank, in the unit of `memory`; in
-      activations of one stage for one microbatch when no memory is given. ValueError names the
-      smallest limit that can be met.
-    - `goal`: "makespan", or "span": the zero-bubble papers' bubble rate.
-    - `tries`: how many orders are tried to improve the best candidates; a few seconds' worth when
-      left out.
+    - `costs`: per stage (all ones when left out).
+    - `limit`: the most that a rank may hold at once, or one value per rank, in the unit of
+      `memory`. Without `memory` the unit is one stage's activations of one microbatch. ValueError
+      names the smallest limit that can be met.
+    - `goal`: "makespan", or "span" for the bubble rate of the zero-bubble papers.
+    - `tries`: how many orders are tried to improve the best candidates (by default a few seconds'
+      worth).
 
     The same arguments find the same order.
     """
@@ -122,7 +122,7 @@ def _placed(placement: str | Sequence[int], P: int) -> tuple[int, ...]:
     if isinstance(placement, str):
         if placement not in known:
             raise ValueError(
-                f"placement must be {', '.join(known)} or the rank of every stage, got "
+                f"placement must be {', '.join(map(repr, known))} or the rank of every stage, got "
                 f"{shown(placement)}"
             )
         return known[placement]
@@ -135,7 +135,7 @@ def _placed(placement: str | Sequence[int], P: int) -> tuple[int, ...]:
 
 
 class _Hunt:
-    """One search: what it has tried, and the best of it."""
+    """One search: what it has tried, and the best order so far."""
 
     def __init__(self, problem: NumberedProblem, tries: int | None = None):
         self.problem = problem
@@ -161,7 +161,7 @@ class _Hunt:
         self.improve()
 
     def grow(self) -> None:
-        """Rows by every policy."""
+        """Grow rows by every policy."""
         size, seen = 3 * len(self.problem.placement) * self.problem.num_microbatches, set()
         for deepest in self.orders:
             for each in self.policies:
@@ -178,7 +178,7 @@ class _Hunt:
                         )
 
     def improve(self) -> None:
-        """Half of the tries for the best few, the others for the best of what comes of them."""
+        """Spend half of the tries on the best few, and the others on the best of the results."""
         few, begun = self.tries // (2 * _STARTS), self.pool[:]
         for seed in range(_STARTS + 1 if self.tries else 0):
             last = seed == _STARTS
@@ -190,7 +190,7 @@ class _Hunt:
                     self.offer(key, f"{origin.removesuffix(', improved')}, improved", better)
 
     def offer(self, key: Key, origin: str, rows: Rows | Schedule) -> None:
-        """Keep what is better than all before, and the best few candidates."""
+        """Keep an order that is better than all before, and the best few candidates."""
         if self.best is None or key < self.best:
             self.best, self.origin, self.kept = key, origin, rows
         if self.tries and all(key != known for known, *_ in self.pool):
@@ -221,8 +221,8 @@ class _Hunt:
         yield from filter(problem.allows, built(others, problem.num_ranks, M, given))
 
     def _blocks(self) -> Iterator[Schedule]:
-        """On a V, the controllable-memory paper's space: blocks by their offsets, the best of them
-        reordered; and the best of those that follow each other less closely.
+        """On a V, the best building blocks of the controllable-memory paper by their offsets,
+        reordered, and the best of those with a longer interval.
         """
         problem, P = self.problem, self.problem.num_ranks
         if problem.placement == _placed("V", P):
@@ -241,8 +241,8 @@ class _Hunt:
                 yield schedule
 
     def _wider(self) -> Iterator[Block]:
-        """For messages that take long, or little memory: of some steps, at the shortest interval
-        that it allows.
+        """For slow messages or little memory: blocks with a few offsets, each at the shortest
+        interval that it allows.
         """
         problem, P, M = self.problem, self.problem.num_ranks, self.problem.num_microbatches
         unit = sum(map(sum, problem.takes)) / (6 * P)
@@ -266,9 +266,9 @@ def zb_1p(
 ) -> Built:
     """The best order that a search finds for `costs` (all ones by default) in 1F1B's memory.
 
-    `limit`: what a rank may hold at once, in activations of one forward of its stage; P by default.
-    `memory` says what an input gradient frees: by default nothing, all is held until the weight
-    gradient.
+    `limit` is the most that a rank may hold at once, in activations of one forward of its stage (P
+    by default). `memory` tells what an input gradient frees. By default it frees nothing, and
+    everything is held until the weight gradient.
     """
     return _zero_bubble(P, M, costs, memory, P if limit is None else limit)
 
@@ -282,15 +282,14 @@ def zb_2p(
     memory: Memory | None = None,
     limit: int | None = None,
 ) -> Built:
-    """The best order that a search finds for `costs` in twice 1F1B's memory: ZB-1P with a `limit`
-    of 2P.
-    """
+    """The best order that a search finds for `costs` in twice 1F1B's memory (`limit` = 2P)."""
     return _zero_bubble(P, M, costs, memory, 2 * P if limit is None else limit)
 
 
 def _zero_bubble(P: int, M: int, costs: Costs | None, memory: Memory | None, limit: int) -> Built:
-    """The rows of the least span bubble among ZB-H1, ZB-H2, where they fit, and what grows: those
-    are not improved, so that the page's explorer, which searches in the same way, finds the same.
+    """The rows with the smallest span bubble among ZB-H1, ZB-H2 (where they fit) and grown rows.
+    They aren't improved, so that the page's explorer, which searches in the same way, finds the
+    same.
     """
     costs, memory, most = costs or Costs(), memory or Memory(), positive_int("limit", limit)
     costs.check(P, P)

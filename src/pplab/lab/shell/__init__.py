@@ -1,7 +1,7 @@
-"""The command line, what `pplab check` says of a text, and a run under torchrun.
+"""The command line, `pplab check`, and a run under torchrun.
 
-Chapters 12, 13 and 14 and the page on GPUs use it. An error says what to do and ends with a code
-that isn't 0.
+Chapters 12, 13 and 14 and the page on GPUs use it. Errors tell what to do, and the exit status is
+then not 0.
 """
 
 from ...optional import lazily

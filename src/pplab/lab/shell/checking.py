@@ -1,5 +1,5 @@
-"""`pplab check`: what somebody holds when it breaks; what it is, what the framework does with it,
-and what is wrong.
+"""`pplab check`: find out what a text is, what the framework does with it, and what is wrong with
+it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _NOBODY = "what an environment variable, a data set or a kernel asks for"
 
 
 class Checked(NamedTuple):
-    """What `check` says: which form a text has, what the framework does with it, the first rule
-    that it breaks, and what wasn't looked at. `status`: 0 nothing is wrong, 1 something is, 2 it
-    wasn't read.
+    """What `check` found: the form of a text, what the framework does with it, the first rule that
+    it breaks, and what wasn't looked at. `status` is 0 if nothing is wrong, 1 if something is, and
+    2 if the text couldn't be read.
     """
 
     form: str
@@ -60,8 +60,8 @@ def check(text: str, *, num_layers: int | None = None, gpus: int | None = None) 
     """Check a launch line of Megatron-LM, torchtitan's flags or configuration, a layout, a model's
     config.json, or a schedule as CSV or as torch prints it.
 
-    A layout may also be lists, as in Megatron Bridge's recipes. `num_layers` and `gpus` are for a
-    text that doesn't say them. Raises ValueError only for what is no text.
+    A layout may also be lists, as in Megatron Bridge's recipes. Give `num_layers` and `gpus` for a
+    text that doesn't have them. Raises ValueError only for what is no text.
 
     >>> print(check("Et*3|(tt|)*29,m|L"))
     layout of Megatron-LM: 32 stages with 61 layers, for 2 or 4 or 8 or 16 or 32 ranks
@@ -83,7 +83,7 @@ def check(text: str, *, num_layers: int | None = None, gpus: int | None = None) 
 
 
 def _form(text: str) -> tuple[str, Any]:
-    """What a text is, and what reads it."""
+    """The form of a text, and the function that reads it."""
     if "nccl:" in text or "pg_config" in text:
         return (
             "this is a dump of NCCL's flight recorder: give those of all ranks to pplab explain",
@@ -114,7 +114,7 @@ def _form(text: str) -> tuple[str, Any]:
         )
     if re.search(r"(?i)\b\d+[FBIW]\d+\b|\b[FBIW]\d+_s\d+\b", text):
         return "schedule", _schedule
-    return "this is none of them", None
+    return "its form isn't known here", None
 
 
 def _launch(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, list[str]]:
@@ -150,7 +150,7 @@ def _titan(text: str, num_layers: int | None, gpus: int | None) -> tuple[str, li
 
 
 def _step(layout: Layout, name: str, M: int, V: int) -> str:
-    """What the ranks do in a step."""
+    """What the ranks do in a step, in a line."""
     if layout.pp * M * V > _MOST:
         raise ValueError(f"steps of up to {_MOST:,} forwards are checked: give a smaller batch")
     options = {"stages_per_rank": V} if "stages_per_rank" in find(name).options else {}
@@ -210,14 +210,14 @@ COMMAND = Command(
     _run,
     lambda: [
         flag("file", "text file, or - for standard input", nargs="?", default="-", metavar="FILE"),
-        flag("--layers", "number of layers, if a launch line doesn't say it", type=int),
-        flag("--gpus", "number of GPUs, if a launch line doesn't say it", type=int),
+        flag("--layers", "number of layers, if a launch line doesn't have it", type=int),
+        flag("--gpus", "number of GPUs, if a launch line doesn't have it", type=int),
         JSON,
     ],
     "pplab check [FILE] [options]",
-    f"Check {_FORMS}. It says what it is, what the framework does with it, the first rule that it "
-    "breaks with a value that works, and what it didn't look at. The exit status is 0 if nothing "
-    "is wrong, 1 if something is, and 2 if it can't be read.",
+    f"Check {_FORMS}. You learn what it is, what the framework does with it, the first rule that "
+    "it breaks with a value that works, and what wasn't looked at. The exit status is 0 if "
+    "nothing is wrong, 1 if something is, and 2 if it can't be read.",
     {
         "Does Megatron-LM take this line?": "pplab check train.sh",
         "What is in this model?": "pplab check config.json",

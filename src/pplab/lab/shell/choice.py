@@ -1,4 +1,4 @@
-"""`pplab choose`: a model, a cluster, a batch; out comes how to divide them."""
+"""`pplab choose`: find out how to divide a model and a batch among the GPUs of a cluster."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def _degrees(text: str) -> tuple[int, ...]:
 
 
 def model_of(text: str, sequence: int) -> tuple[Transformer | Model, ExpertLayers | None]:
-    """The model that the words describe: numbers with names, or what `read_config` reads.
-    ValueError for others.
+    """The model that the words describe, as numbers with names or as `read_config` takes it. Raises
+    ValueError for anything else.
     """
     if "=" not in text:
         return read_config(text, sequence)
@@ -79,10 +79,10 @@ def model_of(text: str, sequence: int) -> tuple[Transformer | Model, ExpertLayer
         if not re.fullmatch(
             rf"({_NUMBERS.replace(', ', '|')})=\d+|(gated|tied)=(true|false|1|0)", pair
         ):
-            raise ValueError(f"{pair} says nothing of a model: expected {_BY_NUMBERS}")
+            raise ValueError(f"{pair} isn't a number of a model: expected {_BY_NUMBERS}")
         name, _, value = pair.partition("=")
         if _IN_FULL.get(name, name) in shape:
-            raise ValueError(f"{name} is said twice: say it once, got {text}")
+            raise ValueError(f"{name} is given twice: give it once, got {text}")
         shape[_IN_FULL.get(name, name)] = int({"true": 1, "false": 0}.get(value, value))
     if lacking := {"num_layers", "width"} - shape.keys():
         raise ValueError(
@@ -107,7 +107,7 @@ def _choose(given: argparse.Namespace) -> None:
 
 
 def _assumed(model: Model, machine: Machine) -> str:
-    """What the table's numbers come from, whether somebody gave it or a name stands for it."""
+    """The source of the table's numbers, which you gave or which a name stands for."""
     inside, between = machine.inside.bandwidth / 1e9, machine.between.bandwidth / 1e9
     counted = f", {model.counted}\n" if model.counted else "; "
     return (
@@ -124,7 +124,7 @@ def _assumed(model: Model, machine: Machine) -> str:
 
 def _told(found: Choice, framework: str) -> str:
     """What to paste for the first row that can't be told apart from the fastest and that the
-    framework runs; why it doesn't run the first.
+    framework runs, and why it doesn't run the first.
     """
     why = ""
     for row in found.equal:
@@ -155,8 +155,8 @@ def _flags() -> tuple[Flag, ...]:
         ),
         flag(
             "--inside",
-            "speed at which each GPU sends to another one in its box, in one direction, such as "
-            "450GB/s (default: from the GPU's data sheet)",
+            "speed at which each GPU sends to a different one in its box, in one direction, such "
+            "as 450GB/s (default: from the GPU's data sheet)",
             **speed,
         ),
         flag(
@@ -208,11 +208,12 @@ COMMAND = Command(
     _flags,
     "pplab choose MODEL --gpus N --gpu NAME --between SPEED --batch N --sequence N [options]",
     "Plan every way to divide a model and a batch among the GPUs of a cluster, and list the "
-    "fastest ones, those that can't be told apart first. In the table V is the number of stages on "
-    "each rank, and M the number of microbatches, x the sequences in each. 2*4+5 means stages of "
-    "4, 4 and 5 layers, and '9 again' that 9 of these run their forward twice. A step takes so "
-    "many seconds, with the least and the most that it may take, and the fullest GPU holds so many "
-    "GB. This needs neither PyTorch nor a GPU.",
+    "fastest ones, those that can't be told apart first. In the table V is the number of stages "
+    "on each rank, M is the number of microbatches, and x is the number of sequences in each. "
+    "For example, 2*4+5 means stages of 4, 4 and 5 layers, and '9 again' means that 9 of these "
+    "run their forward twice. You also see how many seconds a step takes, with the least and the "
+    "most that it may take, and how many GB the fullest GPU holds. This needs neither PyTorch "
+    "nor a GPU.",
     {
         "How do I divide a model with the shape of Llama 3 70B?": (
             f"pplab choose {_CLUSTER} \\\n"

@@ -1,7 +1,8 @@
-"""`pplab`: list, simulate and validate schedules from a shell. `commands` has the words that run
+"""`pplab`: list, simulate and validate schedules from a shell. `commands` has the commands that run
 them.
 
-A flag is a dict of what argparse's `add_argument` takes, with its name as "name"; `flag` makes one.
+A flag is a dict of the arguments of argparse's `add_argument`, with its name as "name". `flag`
+makes one.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ MOST_WORK = 2**22  # forwards of a schedule that is built by name: some GB, some
 
 
 class Command(NamedTuple):
-    """A word after `pplab`. Its help begins with how it is called, what it does, and examples."""
+    """A word after `pplab`. Its help begins with the usage, the description, and examples."""
 
     name: str
     says: str  # in the list of commands
@@ -64,8 +65,8 @@ class Command(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -> int:
-    """Run a command, of these or of `more`; returns the exit status: 0 for success, 1 for an error
-    that is told on stderr, 2 for usage.
+    """Run a command, of these or of `more`, and return the exit status: 0 for success, 1 for an
+    error that is printed on stderr, 2 for wrong usage.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(
@@ -95,7 +96,11 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
             if each.get("default") and "default" not in each["help"]:
                 words["help"] += " (default: %(default)s)"
             inner.add_argument(words.pop("name"), **words)
-    given = parser.parse_args(arguments)
+    given, strange = parser.parse_known_args(arguments)
+    if strange:
+        asked = chosen.choices.get(given.name, parser)
+        said = f"{' '.join(strange)} (see the usage above, and {asked.prog} --help)"
+        asked.error(f"unrecognized arguments: {said}")
     if given.name is None:
         parser.print_help()
         return 0
@@ -142,14 +147,14 @@ def main(arguments: Sequence[str] | None = None, more: Sequence[Command] = ()) -
 
 
 def say(*texts: object, file: TextIO | None = None) -> None:
-    """Print, one below the other. What the texts hold of strangers' files, a terminal takes for no
-    command.
+    """Print texts below each other, so that a terminal takes nothing in them for a command,
+    whichever file they come from.
     """
     print(*(printable(str(text), keep="\n") for text in texts), sep="\n", file=file)
 
 
 def _said(name: str, message: Warning | str, *_: object) -> None:
-    """A warning as somebody in a shell can use it: without the line of code that it is from."""
+    """A warning for somebody in a shell, without the line of code that it is from."""
     say(f"pplab {name}: {message}", file=sys.stderr)
 
 
@@ -164,7 +169,7 @@ def _in_words(error: OSError) -> str:
 
 
 def _described(about: str, examples: Mapping[str, str]) -> str:
-    """What a help says before it lists options."""
+    """The text of a help before its list of options."""
     paragraphs = [textwrap.fill(each, 79) for each in about.splitlines()]
     return "\n\n".join(
         [*paragraphs, "\n".join(["examples:", *(f"  {a}\n    {b}" for a, b in examples.items())])]
@@ -172,13 +177,13 @@ def _described(about: str, examples: Mapping[str, str]) -> str:
 
 
 def flag(name: str, says: str, **words: Any) -> Flag:
-    """A flag of which its help `says` this."""
+    """A flag with this help text."""
     return {"name": name, "help": says, **words}
 
 
 def _flags(command: Command, parser: argparse.ArgumentParser, asks: bool) -> list[Flag]:
-    """The flags of a command; who `asks` for help gets to see those that can be had without what is
-    missing.
+    """The flags of a command. With `asks`, which is a call for help, those that need a missing
+    package are left out.
     """
     flags: list[Flag] = []
     try:
@@ -192,8 +197,8 @@ def _flags(command: Command, parser: argparse.ArgumentParser, asks: bool) -> lis
 
 
 def _closed(name: str, error: BrokenPipeError) -> int:
-    """The exit status after a pipe that nobody reads any more: quietly that of SIGPIPE, if it is
-    standard output.
+    """The exit status after a pipe that nobody reads any more. For standard output it is quietly
+    that of SIGPIPE.
     """
     out = select.poll()
     if sys.stdout:
@@ -221,7 +226,7 @@ def _schedules(given: argparse.Namespace) -> None:
 
 
 def _whole(given: argparse.Namespace) -> Costs:
-    """The flags COSTS, of ranks' whole shares."""
+    """The flags COSTS, whose times are of a rank's whole share."""
     names = (each["name"].lstrip("-").replace("-", "_") for each in _COSTS)
     return Costs(**{name: getattr(given, name) for name in names})
 
@@ -273,8 +278,8 @@ def _simulate(given: argparse.Namespace) -> None:
 
 
 def _cut(schedule: Schedule) -> list[float]:
-    """Of every stage, into how many its rank's share of the model is cut. Two ranks that mirror
-    each other have half a share of each of their stages.
+    """For every stage, into how many stages its rank's share of the model is cut. Two ranks that
+    mirror each other have half a share of each of their stages.
     """
     cut = [1.0] * schedule.num_stages
     for ranks in schedule.replicas[::-1]:
@@ -287,8 +292,8 @@ def _cut(schedule: Schedule) -> list[float]:
 
 
 def _of_stages(whole: Costs, cut: Sequence[float], schedule: Schedule | None = None) -> Costs:
-    """What stages take where a number says what a rank's whole share takes, and a list what each
-    stage does: so schedules are compared on one model, into however many stages they cut it.
+    """The times of stages, where a number is the time of a rank's whole share and a list has one
+    time per stage. So schedules with different numbers of stages are compared on one model.
     """
     given = vars(whole).items()
     lists = {name: value for name, value in given if isinstance(value, tuple)}
@@ -319,8 +324,8 @@ def _validate(given: argparse.Namespace) -> None:
 
 
 def check_lowered(text: str) -> str:
-    """What to say of a schedule's messages and sharding, if its text names any. ScheduleError for
-    wrong messages.
+    """The sentence about a schedule's messages and sharding, if its text names any. Raises
+    ScheduleError for wrong messages.
     """
     beside = lowered_cells(text)
     if messages := [cell for cell in beside if re.search(r"\d(SEND|RECV)", cell)]:
@@ -334,8 +339,8 @@ def check_lowered(text: str) -> str:
 
 
 def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedule:
-    """What the flags SCHEDULE ask for: built, for these costs if its builder takes them, or read
-    from a CSV file.
+    """The schedule that the flags SCHEDULE ask for, built (for these costs if its builder takes
+    them) or read from a CSV file.
     """
     if given.schedule is None:
         if given.csv is None:
@@ -348,11 +353,13 @@ def schedule_of(given: argparse.Namespace, costs: Costs | None = None) -> Schedu
     work = given.ranks * given.microbatches * (given.stages_per_rank or 1)
     if work > MOST_WORK:
         raise ValueError(
-            f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards; at most "
-            f"{MOST_WORK:,} are built here: take fewer, the figures hardly change"
+            f"--ranks, --microbatches and --stages-per-rank make {work:,} forwards, and at most "
+            f"{MOST_WORK:,} are built here: take fewer, since the figures hardly change"
         )
     options = {} if given.stages_per_rank is None else {"stages_per_rank": given.stages_per_rank}
     builder = builders.find(given.schedule)
+    if options and not options.keys() & {*builder.options}:
+        raise ValueError(f"--stages-per-rank can't be chosen for {builder.name}: leave it out")
     if costs is not None and "costs" in builder.options:
         options["costs"] = _of_stages(costs, [2 if builder.placement == "V" else 1])
     schedule = builders.build(
@@ -376,7 +383,7 @@ def _read(file: str, name: str) -> Schedule:
 
 
 def text_of(file: str) -> str:
-    """What a text file holds, or standard input for -, up to its last line's end."""
+    """The text in a file (or on standard input for -), up to the end of its last line."""
     place = "standard input" if file == "-" else file
     try:
         return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode(
@@ -390,7 +397,7 @@ def text_of(file: str) -> str:
 
 
 def _check_sizes(given: argparse.Namespace, schedule: Schedule) -> None:
-    """ValueError where flags ask for other sizes than a file's."""
+    """Raise ValueError where flags ask for sizes that a file doesn't have."""
     sizes = {
         "--ranks": (given.ranks, schedule.num_ranks),
         "--microbatches": (given.microbatches, schedule.num_microbatches),
@@ -424,7 +431,7 @@ def write(given: argparse.Namespace, data: Mapping[str, object], texts: Iterable
 
 
 def draw(given: argparse.Namespace, timeline: Timeline) -> None:
-    """Draw and trace what OUTPUT asks for."""
+    """Draw and trace as OUTPUT asks."""
     if given.png:
         from ...plot import gantt
 
@@ -435,8 +442,8 @@ def draw(given: argparse.Namespace, timeline: Timeline) -> None:
 
 
 def _readable(value: object) -> str:
-    """A value, or a list's: those of more than sixteen ranks in columns, within 80 characters,
-    unless all are equal.
+    """A value, or a list's values. If there are more than sixteen ranks, they are in columns within
+    80 characters, unless all are equal.
     """
     if not isinstance(value, (list, tuple)):
         return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -520,7 +527,7 @@ SCHEDULE = (
 )
 JSON = flag(
     "--json",
-    "write all results as JSON to FILE. Without FILE, print them in place of the text",
+    "write all results as JSON to FILE. Without FILE, print them instead of the text",
     nargs="?",
     const="-",
     metavar="FILE",

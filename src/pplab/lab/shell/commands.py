@@ -1,6 +1,6 @@
-"""What needs torch or a trace, from a shell: `pplab train` and `pplab explain`.
+"""The commands that need torch or a trace: `pplab train` and `pplab explain`.
 
-Loading this module loads no torch: what does is imported where it is used.
+Loading this module doesn't load torch, because torch is imported where it is used.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ EXTRAS = [
 
 
 def option_flags() -> Iterator[Flag]:
-    """A flag of `pplab train` for every option of a run, from its name, its default and what a
-    shell says of it.
+    """A flag of `pplab train` for every option of a run, made from its name, its default and its
+    help.
     """
     torch = bring("torch")
     from ...runtime import Options
@@ -72,7 +72,7 @@ def option_flags() -> Iterator[Flag]:
 
 
 def _adamw(rate: str) -> partial:
-    """What makes AdamW, by a learning rate as text."""
+    """The function that makes AdamW, from a learning rate as text."""
     from torch.optim import AdamW
 
     try:
@@ -132,7 +132,9 @@ def _train(given: argparse.Namespace) -> int:
 
 
 def _extras(given: argparse.Namespace) -> list[Extra]:
-    """What the flags of EXTRAS ask for. ValueError for what doesn't go together."""
+    """The extras that the flags EXTRAS ask for. Raises ValueError for extras that can't be
+    combined.
+    """
     from ..against_torch import TorchEngine
     from ..extras import Causes, Meter
 
@@ -153,7 +155,7 @@ def _extras(given: argparse.Namespace) -> list[Extra]:
 
 
 def workload_of(given: argparse.Namespace) -> Workload:
-    """What the flags WORKLOAD ask for."""
+    """The workload that the flags WORKLOAD ask for."""
     from .. import models
 
     sizes = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
@@ -210,7 +212,7 @@ WORKLOAD = (
         "reviews to train on: auto, hub, sample, or a folder of reviews with text and label",
         default="auto",
     ),
-    flag("--data", "another name for --source", dest="source", default="auto", metavar="SOURCE"),
+    flag("--data", "the same as --source", dest="source", default="auto", metavar="SOURCE"),
     flag("--device", "device that ranks compute on: auto, cpu or cuda", default="auto"),
     flag("--batch-size", "number of samples in a step", type=int, default=32),
     flag("--layers", "number of layers of gpt or mixture", dest="num_layers", type=int),
@@ -243,14 +245,15 @@ COMMANDS = (
     ),
     Command(
         "explain",
-        "say why the iterations of a recorded job take so long",
+        "explain why the iterations of a recorded job take so long",
         _explain,
         _explain_flags,
         "pplab explain JOB [JOB ...] [options]",
-        "Say why the iterations of a recorded job take so long: which rank, stage or link is slow, "
-        "which rank is late or pauses, and how long an iteration takes without each. It reads the "
-        "traces that torch.profiler writes of PyTorch's pipelining, of all ranks and replicas. If "
-        "a job hangs, give the dumps of NCCL's flight recorder and the schedule that ran.",
+        "Explain why the iterations of a recorded job take so long: which rank, stage or link is "
+        "slow, which rank is late or pauses, and how long an iteration takes without each. It "
+        "reads the traces that torch.profiler writes of PyTorch's pipelining, of all ranks and "
+        "replicas. If a job hangs, give the dumps of NCCL's flight recorder and the schedule "
+        "that ran.",
         {
             "What makes this job slow?": "pplab explain traces",
             "For what does each rank wait in a job that hangs?": (
@@ -264,5 +267,5 @@ COMMANDS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line with all its commands; returns the exit status."""
+    """Run the command line with all its commands, and return the exit status."""
     return cli.main(arguments, more=COMMANDS)

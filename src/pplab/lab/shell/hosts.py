@@ -1,5 +1,5 @@
-"""Ranks on several hosts, whose clocks started when their hosts did: how far each is ahead of rank
-0's.
+"""Clocks of ranks on several hosts, which started when their hosts did: how far each is ahead of
+rank 0's.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ def ahead_of_rank_0(rank: int, num_ranks: int) -> tuple[int, int]:
     """By how many nanoseconds this rank's host clock is ahead of rank 0's, and how far off that can
     be.
 
-    Rank 0 read its clock between this rank's two readings around the question; the closest pair of
-    some says best when. All ranks must call. Rank 0 answers one after the other: a few round trips
-    for each. How the clocks drift apart until the next call isn't in the error.
+    This rank reads its clock, asks rank 0 for its own, and reads it again. The closest pair of
+    several gives the best answer. All ranks must call this. Rank 0 answers one after the other,
+    with a few round trips for each. The error doesn't include how far the clocks drift apart until
+    the next call.
     """
     message = torch.zeros(1, dtype=torch.int64)
     if rank == 0:
@@ -43,9 +44,7 @@ def ahead_of_rank_0(rank: int, num_ranks: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Hosts(Extra):
-    """Ranks are on several hosts: before every measured step each rank's clock is tied to rank
-    0's.
-    """
+    """Before every measured step, tie each rank's clock to rank 0's, for ranks on several hosts."""
 
     name = "hosts"
 
@@ -54,7 +53,7 @@ class Hosts(Extra):
 
 
 class _Tying(Listener):
-    """Puts what a rank's clock recorded of a step on the clock of rank 0's host."""
+    """Puts the times that a rank's clock recorded in a step on the clock of rank 0's host."""
 
     events = frozenset(("turn",))
 

@@ -61,7 +61,7 @@ def is_torchrun() -> bool:
 
 
 def several_hosts() -> bool:
-    """Whether ranks may be on several hosts: all but those of one launcher may."""
+    """Whether ranks may be on several hosts, which is so unless one launcher started all."""
     return os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]
 
 
@@ -73,7 +73,7 @@ def train_here(
     timeout_s: float = 300.0,
     **options: object,
 ) -> Run | None:
-    """Be one rank of a run; returns the Run on rank 0 and None on the others.
+    """Be one rank of a run. Returns the Run on rank 0 and None on the others.
 
     `extras` and `options` are those of `Pool.train`.
     """

@@ -10,22 +10,22 @@ from ...simulator import run
 
 @dataclass
 class Items:
-    """What `pplab.simulator.run` takes beside the rows, as far as it is made."""
+    """What `pplab.simulator.run` takes in addition to the rows, while it is being made."""
 
     needs: list[int | None] = field(default_factory=list)
     durations: list[float] = field(default_factory=list)
     lags: list[float] = field(default_factory=list)
 
     def new(self, duration: float = 0, need: int | None = None, lag: float = 0) -> int:
-        """The number of a new item. One of no duration only waits."""
+        """Add an item, and return its number. An item without a duration only waits."""
         self.durations.append(duration)
         self.needs.append(need)
         self.lags.append(lag)
         return len(self.needs) - 1
 
     def split(self, item: int, pieces: int) -> list[int]:
-        """The item in as many equal pieces, which take turns: it is the last of them, and the first
-        one waits.
+        """Divide the item into equal pieces that take turns. It becomes the last of them, and the
+        first one waits.
         """
         self.durations[item] /= pieces
         found = [self.new(self.durations[item]) for _ in range(pieces - 1)] + [item]

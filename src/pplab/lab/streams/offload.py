@@ -1,5 +1,5 @@
-"""Activations copied to the host's memory while they wait for their backward: simulated, on streams
-beside compute.
+"""Simulate activations that are copied to the host's memory while they wait for their backward, on
+streams next to compute.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Places = dict[tuple[int, int], int]  # (stage, microbatch) -> place in a row
 
 @dataclass(frozen=True)
 class Offload:
-    """How long copies take, and which are made.
+    """How long copies to the host and back take, and which are made.
 
-    - `out`: a copy to the host of what a stage keeps of a microbatch, in the unit of the costs, or
-      one value per stage; `back`: the copy back, as long when left out.
+    - `out`: time of a copy to the host of what a stage keeps of a microbatch, in the unit of the
+      costs, or one value per stage. `back`: time of the copy back, by default the same.
     - `share`: how much of it is copied, from 0 to 1, or one value per stage. `out` and `back` are
       for that share.
-    - `pieces`: in how many equal ones a stage's activations leave and come back: layer by layer,
-      say. A piece leaves as soon as its part of the forward is done, and is freed by its part of
-      the backward.
+    - `pieces`: the number of equal pieces in which a stage's activations leave and come back, for
+      example one per layer. A piece leaves as soon as its part of the forward is done, and its part
+      of the backward frees it.
     - `ahead`: how many pieces of its rank's backwards before its own a copy back may begin.
 
-    A rank has an engine for each direction. Each makes one copy at a time: out in the order of
-    forwards, back in the order of backwards. What a rank's next action already needs isn't copied.
-    Copies are named like actions: `0O3` after `0F3`, and `0R3` before `0B3` or `0I3`.
+    A rank has an engine for each direction. Each makes one copy at a time, out in the order of
+    forwards and back in the order of backwards. What a rank's next action already needs isn't
+    copied. Copies are named like actions: `0O3` after `0F3`, and `0R3` before `0B3` or `0I3`.
 
     >>> from pplab import build
     >>> rows = build("GPipe", num_ranks=4, num_microbatches=8)
@@ -67,9 +67,9 @@ class Offload:
     def simulate(self, schedule: Schedule, costs: Costs | None = None) -> Offloaded:
         """Predict when everything happens, by `pplab.simulate`'s loop.
 
-        A rank's two engines are two more rows. A backward waits for its copy in an item in front of
-        it, and so does a copy back for the start of an earlier backward. ScheduleError and
-        ValueError as `pplab.simulate`.
+        A rank's two engines are two more rows. A backward waits for its copy in an item before it,
+        and a copy back waits in the same way for the start of an earlier backward. Raises
+        ScheduleError and ValueError like `pplab.simulate`.
         """
         expect(Schedule, schedule=schedule)
         costs = Costs() if costs is None else costs
@@ -122,8 +122,8 @@ class Offload:
 
 
 def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places, Places]:
-    """Whose activations leave, in the order of forwards, and all turns to come back, in the order
-    of backwards: by stage and microbatch, with their places in the row. What the next action
+    """The activations that leave, in the order of forwards, and all turns to come back, in the
+    order of backwards, by stage and microbatch, with their places in the row. What the next action
     already needs stays.
     """
     at = [(part, i) for i, item in enumerate(row) for part in parts(item)]
@@ -136,10 +136,10 @@ def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places
 
 @dataclass(frozen=True)
 class Offloaded:
-    """A simulated step with copies: `timeline`, whose `others` they are, and what they leave on the
-    GPU.
+    """A simulated step with copies, which are the `others` of its `timeline`, and what is left on
+    the GPU.
 
-    `pieces` are those of every span: when they start, and when they end.
+    `pieces` has, for every span, when its pieces start and when they end.
     """
 
     timeline: Timeline
@@ -147,7 +147,7 @@ class Offloaded:
     pieces: tuple[tuple[tuple[float, float], ...], ...]
 
     def peak_held(self, memory: Memory | None = None) -> tuple[float, ...]:
-        """Per rank, the most that its GPU holds, in the unit of `memory`; without one, in stages'
+        """Per rank, the most that its GPU holds, in the unit of `memory`, or without one in stages'
         activations.
         """
         return tuple(
@@ -155,8 +155,8 @@ class Offloaded:
         )
 
     def peak_on_host(self, memory: Memory | None = None) -> tuple[float, ...]:
-        """Per rank, the most that lies in its host's memory: from the start of a copy out to the
-        end of that back.
+        """Per rank, the most that lies in its host's memory, from the start of a copy out to the
+        end of the copy back.
         """
         return tuple(peak_of(each) for each in self._on_host(memory or Memory()))
 
@@ -201,7 +201,9 @@ class Offloaded:
 
 
 def peak_of(changes: Changes, held: float = 0) -> float:
-    """The most that is held; at one time, what goes goes first."""
+    """The most that is held. If something comes and something goes at one time, what goes goes
+    first.
+    """
     most = held
     for _, change in sorted(changes):
         held += change
@@ -218,7 +220,7 @@ def _stage_of(copy: Span) -> int:
 
 
 def check_sends(sends: object = "nobody waits", **_: object) -> None:
-    """ValueError where somebody would wait for what he sends: what this simulates has no such
+    """Raise ValueError if ranks would wait for what they send, because this simulation has no such
     waits.
     """
     if sends != "nobody waits":
@@ -239,7 +241,7 @@ def offloaded_row(
     pieces: int = 1,
     **options: object,
 ) -> Entry:
-    """A row of the case's ledger, as `Case.row`, with copies to the host at so many gigabytes a
+    """A row of the case's ledger, like `Case.row`, with copies to the host at so many gigabytes a
     second each way.
 
     >>> offloaded_row(Case(), "1F1B", 8, 50, share=0.5, pieces=8)
@@ -253,7 +255,8 @@ def offloaded_row(
     row = case.row(schedule, num_microbatches, **options)
     if row.timeline is None:
         raise ValueError(
-            f"{row.what!r} is no schedule, and keeps nothing that could be copied: name one"
+            f"{row.what!r} is no schedule and keeps nothing that could be copied: name a "
+            "schedule, such as '1F1B'"
         )
     rows, memory, share = row.timeline.schedule, row.memory, per_stage("share", share, 1)
     check_length("share", share, rows.num_stages)

@@ -1,9 +1,9 @@
-"""Lowered rows against the clock, where a rank's messages wait in a queue: what an early receive
-costs.
+"""Run lowered rows against the clock where a rank's messages wait in a queue, to see what an early
+receive costs.
 
-`simulate` lets every message go when it is made. A GPU's messages stand in the order in which the
-host posted them, on one stream, and a receive at the head holds up the sends behind it until its
-own message has come.
+`simulate` lets every message go when it is made. A GPU's messages stand on one stream, in the order
+in which the host posted them, and a receive at the head holds up the sends behind it until its own
+message has come.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from ...actions import COMPUTE, RECV_F, SEND_B, SEND_F, Action, B, F, Overlap, parts
 from ...costs import Costs
 from ...deps import incoming, other_end, outgoing
-from ...errors import ScheduleError, expect, unknown
+from ...errors import ScheduleError, expect, shown, unknown
 from ...lowering import LoweredRow
 from ...schedule import Schedule
 from ...text import parse
@@ -39,9 +39,9 @@ End = tuple[int, Action]  # of a message: a rank, and what it posts
 def parse_lowered(
     rows: str | Iterable[Iterable[Action | Overlap | str] | str],
 ) -> tuple[LoweredRow, ...]:
-    """Lowered rows from a text that `read_csv` reads, from one text per row, or from actions,
-    without blank cells and what isn't computation or a message: FSDP's actions, and torch 2.15's
-    waits for sends.
+    """Parse lowered rows from a text that `read_csv` reads, from one text per row, or from actions.
+    Blank cells are left out, and so is what is neither computation nor a message: FSDP's actions,
+    and torch 2.15's waits for sends.
     """
     lines = cells_of(rows) if isinstance(rows, str) else list(rows)
     cells = [
@@ -59,16 +59,20 @@ def parse_lowered(
 
 
 def compute_of(rows: Sequence[LoweredRow], name: str = "custom") -> Schedule:
-    """The schedule whose computation lowered rows hold."""
+    """The schedule of what lowered rows compute. Raises ValueError for rows of text."""
+    if strange := [x for row in rows for x in row if not isinstance(x, Action | Overlap)]:
+        raise ValueError(
+            f"lowered rows are of actions, got {shown(strange[0])}: lab.parse_lowered reads text"
+        )
     return Schedule(
         [[x for x in row if isinstance(x, Overlap) or x.kind in COMPUTE] for row in rows], name
     )
 
 
 def check_messages(rows: Sequence[LoweredRow]) -> None:
-    """ScheduleError unless each message that the rows' computation needs has both its ends, on
-    their ranks, and there is no other: what lacks or is too much first, then what is posted before
-    it is made, or after it is used.
+    """Raise ScheduleError unless each message that the rows' computation needs has both its ends,
+    on their ranks, and there is no other. It names what is missing or too much first, then what is
+    posted before it is made or after it is used.
     """
     num_stages = compute_of(rows).num_stages
     places: dict[End, int] = {}
@@ -132,8 +136,8 @@ def check_messages(rows: Sequence[LoweredRow]) -> None:
 
 
 def check_queues(rows: Sequence[LoweredRow]) -> None:
-    """ScheduleError unless the rows' messages arrive, each by itself and in every queue that a
-    framework may have.
+    """Raise ScheduleError unless the rows' messages arrive, each by itself and in every queue that
+    a framework may have.
     """
     schedule = simulate_lowered(rows, queue="none").schedule
     for queue, whose in _WHOSE.items():
@@ -156,29 +160,29 @@ def simulate_lowered(
 ) -> Timeline:
     """Predict the timeline of lowered rows whose messages wait for each other.
 
-    Sends and receives are posted in the row's order and cost the rank nothing; an action waits for
-    its receive. Of a queue only the head is on the way, from when both its send and its receive are
-    at the head of their queues; that takes the link's latency and what the bandwidth says. Nothing
-    is buffered. `queue`:
+    Sends and receives are posted in the row's order and cost the rank no time, and an action waits
+    for its receive. Only the head of a queue is on its way. It starts once both its send and its
+    receive are at the head of their queues, and takes the link's latency and the time that the
+    bandwidth gives. Nothing is buffered. `queue` is one of these:
 
-    - "rank": all of a rank's messages in one queue, as with NCCL in torch 2.10, 2.11 and, by
-      default, 2.15;
-    - "pair": one for each pair of ranks, as with NCCL in torch 2.12 to 2.14, and with "nccl-lazy"
-      in 2.15;
-    - "channel": one for each direction of a pair, as torch 2.15 has it if asked, and a pool of
-      pplab's on GPUs;
+    - "rank": all of a rank's messages are in one queue, as with NCCL in torch 2.10, 2.11 and, by
+      default, 2.15.
+    - "pair": one queue for each pair of ranks, as with NCCL in torch 2.12 to 2.14, and with
+      "nccl-lazy" in 2.15.
+    - "channel": one for each direction of a pair, as torch 2.15 has it if asked, and pplab's pool
+      on GPUs.
     - "direction": one for activations and one for gradients, whoever the peer is, as torch 2.14 has
-      it if asked;
+      it if asked.
     - "none": a message leaves when it is made, as in `simulate`.
 
-    `waits`: sends at which the rank stands still until the message has arrived. Receives that are
-    posted with a send stand before it.
+    `waits` are sends at which the rank stands still until the message has arrived. Receives that
+    are posted with a send stand before it.
 
     The timeline's `others` are the sends and receives, from the head of their queue to the end.
 
     Raises ScheduleError for a message that lacks an end, that is too much, or that is posted before
-    it is made or after it is used, and when the rows or the queues can't go on, naming what each
-    rank stands at; ValueError for an unknown queue, or costs that don't fit.
+    it is made or after it is used. Also when the rows or the queues can't go on, and then it names
+    where each rank stands. Raises ValueError for an unknown queue, or costs that don't fit.
     """
     if queue not in QUEUES:
         raise unknown("queue", queue, QUEUES)
@@ -187,12 +191,13 @@ def simulate_lowered(
 
 
 class Flow:
-    """Lowered rows as rows of the loop: one for each rank, and one for each queue. The rows are
-    known to have each message of the schedule, in order. `timeline` is as `simulate_lowered`, for
+    """Lowered rows as rows of the loop, one for each rank and one for each queue. The rows must
+    have each message of the schedule, in order. `timeline` does what `simulate_lowered` does, for
     any costs.
 
-    An action is an item. An end of a message is three, with numbers in turn: it is posted, in its
-    rank's row; it stands at the head of its queue, and it has passed, in that queue's row.
+    An action is an item. An end of a message is three items with consecutive numbers: one in its
+    rank's row, where it is posted, and two in its queue's row, where it stands at the head and
+    where it has passed.
     """
 
     def __init__(
@@ -231,8 +236,8 @@ class Flow:
         self.turns = [self._turns(rank, waits) for rank in range(len(rows))]
 
     def timeline(self, costs: Costs | None = None) -> Timeline:
-        """What the rows take at these costs. ScheduleError where the rows or the queues can't go
-        on.
+        """The timeline of the rows at these costs. Raises ScheduleError where the rows or the
+        queues can't go on.
         """
         costs, schedule = Costs() if costs is None else costs, self.schedule
         expect(Costs, costs=costs)
@@ -256,13 +261,13 @@ class Flow:
         return Timeline(schedule, begun, done, unit=costs.unit, others=tuple(others))
 
     def _peer(self, item: Action | Overlap) -> int | None:
-        """The rank at a message's other end; None for what is computed."""
+        """The rank at a message's other end, or None for what is computed."""
         if isinstance(item, Overlap) or item.kind in COMPUTE:
             return None
         return self.home[other_end(item).stage, item.microbatch]
 
     def _passed(self, end: End) -> int:
-        """The item that ends when a message is there: its sender's last."""
+        """The last item of the message's sender, which ends when the message is there."""
         return self.number[end if _is_send(end[1]) else self.others[end]] + 2
 
     def _is_through(self, end: End, ends: list) -> bool:
@@ -289,7 +294,7 @@ class Flow:
             row += [self.items.new(need=need) for need in (self.number[end], self._passed(end))]
 
     def _run(self) -> tuple[list, list]:
-        """When every item starts, and when it ends. ScheduleError where one doesn't."""
+        """When every item starts and when it ends. Raises ScheduleError if one never does."""
         queues = [
             [self.number[end] + k for end in queue for k in (1, 2)]
             for queue in self.queues.values()

@@ -27,22 +27,25 @@ _WHOSE = {  # schedules are sent so
 def simulate_sends(
     schedule: Schedule, costs: Costs | None = None, sends: str = SENDS[0]
 ) -> Timeline:
-    """Predict the timeline of a schedule whose ranks wait for what they send, as their framework
-    does. `sends`:
+    """Predict the timeline of a schedule whose ranks wait for their sends, as they do in your
+    framework. `sends` is one of these:
 
-    - "nobody waits": as `simulate`, as pplab's executor, and torch's interpreter over gloo. Over
-      NCCL a receive that the interpreter posts early can hold a send up: `simulate_lowered` of
-      `lower_by_torch`'s rows, a queue per pair;
-    - "both wait": 1F1B as Megatron-LM sends it. A message travels once its receiver has asked for
-      it, which a rank does when it needs it, and its sender stands still until it has arrived.
-      Torch's Schedule1F1B takes as long with equal stages and latencies of at most F and B, and
-      never longer. Torch's ScheduleGPipe asks as late, and waits for its sends where that costs no
-      time;
-    - "forwards wait": interleaved 1F1B as Megatron-LM sends it since core 0.18, for 2P, 3P, ...
-      microbatches. A rank asks for a message behind its last action of that kind, and stands still
-      until what a forward sends has arrived; in the cool-down for what backwards send, too.
+    - "nobody waits": a rank goes on computing while its messages travel, as under `simulate`.
+      pplab's executor works like this, and so does torch's interpreter over gloo. Over NCCL, a
+      receive that the interpreter posts early can hold up a send. To predict that, call
+      `simulate_lowered` on the rows of `lower_by_torch`, with one queue per pair.
+    - "both wait": a rank asks for a message when it needs it. Then the message travels, and the
+      sender stands still until it has arrived. Megatron-LM's 1F1B works like this. Torch's
+      Schedule1F1B takes the same time if stages are equal and a message takes no longer than F and
+      no longer than B. It never takes longer. Torch's ScheduleGPipe asks as late, but it waits for
+      a send only where that costs no time.
+    - "forwards wait": a rank asks for a message as soon as it has run the previous action of the
+      same kind, and stands still until the message of each forward has arrived. In the cool-down it
+      waits for the messages of backwards as well. Megatron-LM's interleaved 1F1B works like this
+      since core 0.18, for 2P, 3P, ... microbatches.
 
-    Raises ValueError for rows that no framework sends so, and otherwise as `simulate`.
+    Raises ValueError if no framework sends this schedule in this way, and otherwise the same errors
+    as `simulate`.
 
     >>> one_f_one_b = build("1F1B", num_ranks=4, num_microbatches=8)
     >>> [simulate_sends(one_f_one_b, Costs(latency=1), sends).makespan for sends in SENDS[:2]]
@@ -52,7 +55,7 @@ def simulate_sends(
 
 
 def simulator_of(schedule: Schedule, sends: str) -> Callable[[Costs | None], Timeline]:
-    """`simulate_sends` of one schedule, for many costs: what doesn't depend on them is made
+    """`simulate_sends` of one schedule for many costs. What doesn't depend on the costs is made
     once.
     """
     if sends == SENDS[0]:
@@ -62,9 +65,9 @@ def simulator_of(schedule: Schedule, sends: str) -> Callable[[Costs | None], Tim
 
 
 def sends_in(framework: str, name: str, num_ranks: int, num_microbatches: int) -> str:
-    """Which of SENDS it is where "Megatron-LM" or "torch" runs the schedule of that name.
-    Megatron-LM's interleaved one waits for forwards where microbatches are two whole rounds of the
-    ranks, or more.
+    """The one of SENDS that applies where "Megatron-LM" or "torch" runs the schedule of that name.
+    Megatron-LM's interleaved schedule waits for forwards if microbatches are two or more whole
+    rounds of the ranks.
     """
     for sends, whose in _WHOSE.items():
         if framework in whose.get(name, "") and (
@@ -75,8 +78,8 @@ def sends_in(framework: str, name: str, num_ranks: int, num_microbatches: int) -
 
 
 def posted(schedule: Schedule, sends: str) -> tuple[list[LoweredRow], set[Any]]:
-    """The rows as their framework posts messages, and the sends for which it waits there. What is
-    posted with a send stands before it.
+    """The rows as their framework posts messages, and the sends for which it waits. What is posted
+    together with a send stands before it.
     """
     expect(Schedule, schedule=schedule)
     if sends not in SENDS:

@@ -1,5 +1,5 @@
-"""A head whose vocabulary is spread over all ranks: passes that wait for every rank, beside 1F1B's,
-simulated.
+"""Simulate a head whose vocabulary is spread over all ranks: its passes wait for every rank, next
+to those of 1F1B.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ ROUNDING = 1e-9  # of an interval
 
 @dataclass(frozen=True)
 class VocabularyParallel:
-    """1F1B over stages without a head, whose matrix is cut along the vocabulary, a part for each
-    rank.
+    """1F1B over stages without a head. The head's matrix is cut along the vocabulary, and each rank
+    has a part.
 
-    - `softmax`: how long a rank takes for pass S of a microbatch, once the last stage's output is
-      there: the logits of its part, with their largest and their sum. In the unit of the costs.
-    - `gradient`: the same for pass T, once S is done on all ranks and the whole softmax is known.
-    - `message`: how long it takes to hand the output to all ranks, before S, and again to add up
-      its gradient over them. The largest and the sum, two numbers per token, take no time.
-    - `waits`: 2 where T makes the output's gradient, so that the last stage's backward waits for T
-      of all ranks. With 1, S prepares it, which makes S longer and T shorter: that backward waits
-      for S, and T has weights alone to do.
+    - `softmax`: time of pass S of a microbatch on a rank, once the last stage's output is there. It
+      computes the logits of the rank's part, with their largest and their sum. In the unit of the
+      costs.
+    - `gradient`: time of pass T, once S is done on all ranks and the whole softmax is known.
+    - `message`: time to hand the output to all ranks, before S, and again to add up its gradient
+      over them. The largest and the sum, two numbers per token, take no time.
+    - `waits`: 2 if T makes the output's gradient, so that the last stage's backward waits for T of
+      all ranks. With 1, S prepares it, which makes S longer and T shorter. That backward then waits
+      for S, and T computes weight gradients only.
 
     Yeung et al. 2024, arXiv:2411.05288, algorithms 1 (two waits) and 2 (one). The order comes from
-    a building block. In an interval, as long as an F, B, S and T of the slowest rank, each rank
-    runs one of each, in one order for all; each pass of a microbatch takes the first turn of its
-    kind after what it waits for, as if messages took no time.
+    a building block. An interval is as long as an F, B, S and T of the slowest rank. In it each
+    rank runs one of each, in the same order on all ranks. Each pass of a microbatch takes the first
+    turn of its kind after what it waits for, as if messages took no time.
 
     >>> [max(VocabularyParallel(0.5, 0.5, waits=n).simulate(4, 16).peak_in_flight) for n in (1, 2)]
     [5, 6]
@@ -62,12 +63,12 @@ class VocabularyParallel:
     def simulate(
         self, num_ranks: int, num_microbatches: int, costs: Costs | None = None
     ) -> Timeline:
-        """Predict a step; passes S and T are the timeline's `others`, under these names, in the
+        """Predict a step. Passes S and T are the timeline's `others`, under these names, in the
         order of microbatches.
 
-        Of the six orders of an interval it takes that in which ranks hold least, and of those the
-        fastest. `costs` are of stages without a head. ValueError for fewer than two ranks, and for
-        costs that don't fit.
+        Of the six orders of an interval it takes the one in which ranks hold least, and of those
+        the fastest. `costs` are those of stages without a head. Raises ValueError for fewer than
+        two ranks, and for costs that don't fit.
         """
         costs = Costs() if costs is None else costs
         expect(Costs, costs=costs)
@@ -96,7 +97,7 @@ class VocabularyParallel:
         return min(found, key=lambda each: (max(each.peak_in_flight), each.makespan))
 
     def _needs(self, kind: str, rank: int, num_ranks: int) -> list[Pass]:
-        """The passes of its microbatch that a pass waits for: of one rank, or of all."""
+        """The passes of its microbatch for which a pass waits, of one rank or of all."""
         last = num_ranks - 1
         if kind == "F":
             return [("F", rank - 1)] if rank else []
@@ -111,7 +112,7 @@ class VocabularyParallel:
     def _block(
         self, P: int, lasts: dict[Pass, float], order: Sequence[str]
     ) -> tuple[dict[Pass, float], float]:
-        """When one microbatch's passes start, if another one starts after every interval; and the
+        """When one microbatch's passes start, if the next one starts after every interval, and the
         interval.
         """
         interval = max(sum(lasts[kind, rank] for kind in "FSTB") for rank in range(P))
@@ -164,12 +165,12 @@ class VocabularyParallel:
 def vocabulary_row(
     case: Case, num_microbatches: int, *, waits: int = 1, **options: object
 ) -> Entry:
-    """A row of the case's ledger, as `Case.row`, for 1F1B with the head's matrix over all ranks.
+    """A row of the case's ledger, like `Case.row`, for 1F1B with the head's matrix over all ranks.
 
-    Of the head's three products one is S's, or two with a single wait, and the rest T's. From S to
-    T every rank keeps its part of the softmax and the last stage's output. This output goes to all
-    ranks around a ring, and its gradient is added up around it, each as fast as a message to the
-    next rank. What they take of the others' network isn't counted.
+    S takes one of the head's three products, or two with a single wait, and T takes the rest. From
+    S to T every rank keeps its part of the softmax and the last stage's output. This output goes to
+    all ranks around a ring, and its gradient is added up around it, each as fast as a message to
+    the next rank. The load that this puts on the network isn't counted.
 
     >>> vocabulary_row(Case(num_ranks=16, gigabits=100), 64)
                               M   step    busy  fullest rank  fits in 80 GB  a billion tokens

@@ -1,1 +1,1 @@
-"""What Python finds at its start under `python -m pplab.watch`."""
+"""The folder that Python finds at its start under `python -m pplab.watch`."""

@@ -1,5 +1,5 @@
-"""Name a pipeline's actions once its schedules are imported: see `pplab.watch`. Python imports this
-at its start.
+"""Name a pipeline's actions once its schedules are imported (see `pplab.watch`). Python imports
+this file at its start.
 """
 
 import sys
