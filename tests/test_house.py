@@ -16,6 +16,8 @@ from types import ModuleType
 
 import pytest
 
+from pplab import lab
+from pplab.runtime import Extra
 from size import tokens
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +91,10 @@ def imports(path: Path) -> list[str]:
     return found
 
 
+def constants(path: Path) -> list[ast.Constant]:
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+
+
 def into(paths: list[Path], ring: str) -> list[str]:
     """The imports from these files into this ring, a pattern."""
     found = [(path, name) for path in paths for name in imports(path)]
@@ -109,7 +115,25 @@ def test_imports_are_seen_wherever_they_stand():
     """The tests around would see what they forbid."""
     found = into(sorted(COURSE.glob("*.py")), "pplab_course")
     assert any("verdict" in line for line in found)
-    assert "pplab_frames" in set(imports(COURSE / "notebook.py"))  # in a function
+    assert "matplotlib.pyplot" in set(imports(COURSE / "notebook.py"))  # in a function
+
+
+def test_the_package_knows_nothing_of_the_book():
+    """The book imports the package, and its extensions take what notebooks share with it from there."""
+    modules = "|".join(path.stem for folder in ("_ext", "_live") for path in (ROOT / "book" / folder).glob("*.py"))
+    sources = python("src")
+    assert into(sources, f"({modules})") == []
+    texts = [(path, node.value) for path in sources for node in constants(path) if isinstance(node.value, str)]
+    assert [(path, text) for path, text in texts if re.search(r"\b_(ext|live|static)\b", text)] == []
+
+
+def test_a_run_knows_no_extra_by_its_name():
+    """What an extra finds is asked for by what it is, or is the runtime's own."""
+    offered = [getattr(lab, name) for name in lab.__all__]
+    names = {each.name for each in offered if isinstance(each, type) and issubclass(each, Extra)}
+    assert {"held", "recompute", "gradient_norms"} <= names
+    known = [(path.name, node.value) for path in HOUSE.glob("runtime/*.py") for node in constants(path)]
+    assert [each for each in known if each[1] in names - {"torch"}] == []  # the name of a package, too
 
 
 ROOMS = sorted(path.parent for path in HOUSE.glob("lab/*/__init__.py"))
@@ -182,11 +206,11 @@ A_CHAPTER = 3_000  # tokens: a module of exercises
 BOUNDS = {
     "the small package": (SMALL, 39_150, "tokens", "move what single chapters need to a room of lab"),
     "lab": (python("src/pplab/lab"), 153_600, "tokens", "delete a tool that no notebook calls"),
-    "pplab_course": (COURSE_FILES, 52_300, "tokens", "give two checkers one helper"),
+    "pplab_course": (COURSE_FILES, 53_900, "tokens", "give two checkers one helper"),
     "pplab_course/pictures": (python("src/pplab_course/pictures"), 11_600, "tokens", "drop a picture"),
     "pplab_course/simulated": (DEBUGGER, 12_050, "tokens", "let the stand-in lack what no file of the course uses"),
     "its JavaScript": (PLAYER, 600, "lines", "let Python prepare it"),
-    "book/_ext and book/_live": (python("book/_ext", "book/_live"), 39_500, "tokens", "let a library do it"),
+    "book/_ext and book/_live": (python("book/_ext", "book/_live"), 37_900, "tokens", "let a library do it"),
     "JavaScript": ([path for path in SCRIPTS if path not in PLAYER], 4_200, "lines", "let Python or a library do it"),
     "tests": (python("tests"), 36_200, "lines", "delete a test that covers what another covers"),
     "benchmarks": (python("benchmarks"), 3_500, "lines", "delete a part that has answered its question"),

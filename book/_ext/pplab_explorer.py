@@ -14,10 +14,10 @@ is a build error. pplab draws the picture when the book is built, for print and 
     :level: memory-line
     ```
 
-is one level of the game (see pplab_levels) with a link to all of them, and without the option it is the whole game.
-`stamp` is the same for the levels in which one microbatch is scheduled and stamped (see pplab_blocks). For print and
-for readers without scripts, a level is its question in words. A page loads the scripts, and their knowledge of
-schedules and levels, only if it has one of these views.
+is one level of the game (see pplab_course.levels) with a link to all of them; without the option it is the whole game.
+`stamp` is the same for the levels in which one microbatch is scheduled, and stamped (see pplab_blocks). For print and
+for readers without scripts a level is its question in words. A page loads the scripts, and what they know of schedules
+and levels, only if it has one of these views.
 """
 
 from __future__ import annotations
@@ -27,20 +27,19 @@ from collections.abc import Callable
 from urllib.parse import parse_qsl, quote
 
 import pplab_blocks
-import pplab_frames
-import pplab_levels
 import pplab_schedules
 from docutils import nodes
 from docutils.parsers.rst import Directive, directives
 from sphinx.util.docutils import SphinxDirective
 
 from pplab.lab.forms import SCRIPTS, STATIC
+from pplab_course import frames, levels
 
 PAGE = "book/explorer"  # the page whose address holds the explorer's state
 GAME = "book/play"  # the page with all levels, whose address holds the level
 SCRIPTS = {
     "explorer": tuple(f"explorer/{name}" for name in SCRIPTS),
-    "play": pplab_frames.GAME,
+    "play": frames.GAME,
     "stamp": ("explorer/core.js", "play/stamp.js", "explorer/chart.js", "play/game.js", "play/stamp_view.js"),
 }
 STYLE = "explorer/explorer.css"
@@ -147,15 +146,15 @@ class PlayDirective(Directive):
     """The game: schedules built by hand. With `level` it is that one level."""
 
     option_spec = {"level": directives.unchanged_required}  # noqa: RUF012
-    levels = pplab_levels.LEVELS
+    shown_levels = levels.LEVELS
     anchor: dict[str, str] = {}  # noqa: RUF012
 
     def run(self) -> list[nodes.Node]:
         """The game, with its questions in words inside."""
         only = self.options.get("level")
-        shown = [level for level in self.levels if only in (None, level.id)]
+        shown = [level for level in self.shown_levels if only in (None, level.id)]
         if not shown:
-            known = ", ".join(level.id for level in self.levels)
+            known = ", ".join(level.id for level in self.shown_levels)
             raise self.error(f"{self.name}: no level is named {only!r}: choose from {known}")
         questions = "".join(
             f"<p><strong>{html.escape(level.title)}.</strong> {html.escape(level.task())}</p>" for level in shown
@@ -168,7 +167,7 @@ class PlayDirective(Directive):
 class StampDirective(PlayDirective):
     """The game's levels in which one microbatch is scheduled, as a block that the page stamps."""
 
-    levels = pplab_blocks.LEVELS
+    shown_levels = pplab_blocks.LEVELS
     anchor = {"id": "stamp"}  # noqa: RUF012 (what a level's link to all of them leads to)
 
 
@@ -191,14 +190,12 @@ def encode(state: dict[str, object]) -> str:
     """The state as the fragment of an address: all that differs from the defaults."""
 
     said = {k: v for k, v in state.items() if k == "schedule" or v != SETTINGS[k][1]}
-    return "&".join(f"{name}={quote(pplab_frames.text_of(value), safe='')}" for name, value in said.items())
+    return "&".join(f"{name}={quote(frames.text_of(value), safe='')}" for name, value in said.items())
 
 
 def timelines(state: dict[str, object]) -> list:
     """The timelines that the explorer shows for a state, made by pplab. ValueError names a setting that can't be."""
-    from pplab_course.notebook import explored
-
-    return explored(**{name.replace("-", "_"): state[name] for name in SETTINGS if name not in ON_THE_PAGE})
+    return frames.explored(**{name.replace("-", "_"): state[name] for name in SETTINGS if name not in ON_THE_PAGE})
 
 
 def _picture(state: dict[str, object]) -> str:
@@ -209,7 +206,7 @@ def _picture(state: dict[str, object]) -> str:
 
     from pplab_course.figures import figure_html
 
-    figure = pplab_frames.picture(**{name.replace("-", "_"): value for name, value in state.items() if name != "zoom"})
+    figure = frames.picture(**{name.replace("-", "_"): value for name, value in state.items() if name != "zoom"})
     made = figure_html(figure)
     plt.close(figure)
     return made
@@ -258,17 +255,17 @@ def load_scripts(app, pagename, templatename, context, doctree) -> None:
     scripts = dict.fromkeys(script for kind in sorted(kinds) for script in SCRIPTS[kind])
     for script in scripts:
         app.add_js_file(script, loading_method="defer")
-    known = [pplab_schedules.script()] * bool(kinds) + [pplab_levels.script()] * ("play" in kinds)
+    known = [pplab_schedules.script()] * bool(kinds) + [levels.script()] * ("play" in kinds)
     known += [pplab_blocks.script()] * ("stamp" in kinds)
     if known:
         app.add_js_file(None, body="\n".join(known))  # runs before the scripts above, which are deferred
         app.add_css_file(STYLE)
-        context["body"] += "".join(map(pplab_frames.template, sorted(kinds)))
+        context["body"] += "".join(map(frames.template, sorted(kinds)))
 
 
 def take_files(app, config) -> None:
-    """Take the explorer's files from the package, because there is one copy of them, which `lab.explore` uses, too."""
-    config.html_static_path.append(str(STATIC.parent))
+    """Take the files of explorer and game from the package: there is one copy of them, which notebooks use, too."""
+    config.html_static_path += [str(STATIC.parent), str(frames.OWN)]
 
 
 def setup(app) -> None:

@@ -29,6 +29,7 @@ PINNED = LIVE / "pinned.zip"  # Python, its library and the editor: tools/pin_py
 IN_THE_WORKER = ("pyodide.asm.js", "pyodide.js", "pyodide.asm.wasm", "stdlib.zip", "pyodide-lock.json")
 PIECE = 1 << 20  # characters of a script
 ASKS = re.compile(r"^exercise\.\w+\([^)]*\.\.\.", re.M)  # an exercise with the dots that the answer replaces
+NOT_PACKED = {"sample", "play"}  # data that need torch; the game, which has a page
 HIDDEN = {"remove-cell", "explorer", "elsewhere"}
 _WHEN = (1980, 1, 1, 0, 0, 0)  # of every file in an archive, so that the same files are the same bytes
 
@@ -143,7 +144,9 @@ def app_files() -> Iterator[tuple[str, bytes]]:
     """
     for top in ("pplab", "pplab_course"):
         for path in sorted((ROOT / "src" / top).rglob("*")):
-            if path.suffix in (".py", ".pyi", ".json", ".gz", ".html", ".css", ".js") and "sample" not in path.parts:
+            if path.suffix in (".py", ".pyi", ".json", ".gz", ".html", ".css", ".js") and not NOT_PACKED & {
+                *path.parts
+            }:
                 yield str(path.relative_to(ROOT)), path.read_bytes()
     others = [LIVE.rglob("*.py"), (ROOT / "results").glob("*.json"), (ROOT / "notebooks").glob("*.py")]
     for path in [ROOT / "pyproject.toml", *(path for found in others for path in sorted(found))]:

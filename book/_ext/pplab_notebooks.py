@@ -10,7 +10,8 @@ The notebooks are plain Markdown, which JupyterLab, VS Code and code hosts show 
     ## Exercises                                    and below it, where one can answer them
     a cell tagged `explorer`                        the explorer with the settings of its call of `explore`, or the
                                                     level of the game that it gives to `play`; elsewhere it is a
-                                                    frame with that, where the notebook is trusted (see pplab_frames)
+                                                    frame with that, where the notebook is trusted (see frames.py
+                                                    of pplab_course)
     <span>\\$</span>321                             a price: between two bare `\\$` JupyterLab sees a formula
     a text tagged `elsewhere`                       nothing: it says what others than the page show in its place
     cells tagged `answer`, and a text in            one fold around them all: the answer of a guess

@@ -10,30 +10,22 @@ from __future__ import annotations
 
 import html
 import inspect
-import re
-import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pplab import builders, lab  # noqa: F401 (with its schedules)
-from pplab.costs import DURATIONS, Costs, PerStage
+from pplab import lab  # noqa: F401 (with its schedules)
 from pplab.lab.forms import LINES
 from pplab.schedule import Schedule
-from pplab.simulator import simulate
 from pplab.timeline import Timeline
 
 from . import figures
+from .frames import explore, play  # noqa: F401 (for cells)
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from matplotlib.axes import Axes
-
-# the page's explorer and game: pplab_frames
-sys.path.append(str(Path(__file__).parents[2] / "book" / "_ext"))
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
@@ -121,94 +113,3 @@ class Slider:
 
     def __repr__(self) -> str:
         return f"<slider over {self.name}: {', '.join(map(str, self.values))}>"
-
-
-def explore(
-    schedule: str = "1F1B", compare: str = "", controls: str = "", **settings: PerStage | str
-) -> None:
-    """Show the explorer of the book's page, with one schedule to play with, or two to compare.
-
-    `settings` are those of `explored`, and `until`, `path`, `tickets`, `time` and `memory`, as on
-    the page. `controls` are those that aren't folded away. In a notebook that isn't trusted, and on
-    paper, this is a picture.
-    """
-    import pplab_frames
-
-    pplab_frames.explore(schedule, compare, controls, **settings)
-
-
-def play(level: str) -> None:
-    """Show a level of the book's game. A notebook that isn't trusted shows the level's question."""
-    import pplab_frames
-
-    pplab_frames.play(level)
-
-
-def explored(
-    schedule: str = "1F1B",
-    compare: str = "",
-    *,
-    rows: str = "",
-    ranks: int = 4,
-    microbatches: int = 8,
-    stages_per_rank: int = 2,
-    slices: int = 2,
-    attention: float = 0,
-    forward: PerStage = 1,
-    backward_input: PerStage = 1,
-    backward_weight: PerStage = 1,
-    overhead: PerStage = 0,
-    latency: float = 0,
-    overlap: str = "sum",
-    pair: float = 0,
-    more_in_flight: int = 0,
-    per: str = "rank",
-) -> list[Timeline]:
-    """The simulated timelines of the schedules named.
-
-    The durations are for a microbatch on a rank's whole share, on a "stage", or for the whole
-    "batch" on a rank, according to `per`. One value per stage is for the stages, whatever their
-    ranks. Every action takes `overhead` in addition. A forward and a backward at once take `pair`,
-    or as long as `overlap` gives. A schedule of slices cuts each microbatch into so many of equal
-    length, and causal `attention` is that share of a forward. The schedule "own" has these `rows`:
-    0F0.0B0~1F0.1B0. 1F1B's rank s has `more_in_flight` than P-s microbatches. Raises ValueError for
-    what can't be.
-    """
-
-    def of_stage(stages: float) -> Costs:
-        both = pair or overlap
-        whole = Costs(
-            forward, backward_input, backward_weight, latency, overhead=overhead, overlap=both
-        )
-        costs = whole.finer(microbatches if per == "batch" else 1)
-        if per == "stage":
-            return costs
-        lists = {
-            name: value for name in DURATIONS if isinstance(value := getattr(costs, name), tuple)
-        }
-        return replace(costs.finer(stages), **lists)
-
-    found = []
-    for name in filter(None, (schedule, compare)):
-        run = simulate
-        if name == "own":
-            named = re.sub(r"\((\d+(.)\d+)-(\d+(.)\d+)\)", r"(\1;\3)OVERLAP_\2_\4", rows)
-            built = lab.read_csv(named.replace(".", ",").replace("~", "\n"))
-        else:
-            builder, pieces = builders.find(name), microbatches
-            if "slices" in builder.options:
-                run, pieces = lab.Slices.even(slices, attention).simulate, microbatches * slices
-            costs = of_stage(2 if builder.placement == "V" else 1)
-            options = {
-                "stages_per_rank": stages_per_rank,
-                "slices": slices,
-                "costs": costs,
-                "in_flight": [ranks - rank + more_in_flight for rank in range(ranks)],
-            }
-            built = builder(
-                ranks,
-                pieces,
-                **{key: options[key] for key in options.keys() & set(builder.options)},
-            )
-        found.append(run(built, of_stage(built.num_stages / built.num_ranks)))
-    return found

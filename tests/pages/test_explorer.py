@@ -25,7 +25,7 @@ from pplab.deps import needs
 from pplab.lab import num_messages
 from pplab.lab.forms import STATIC
 from pplab.timeline import critical_path, idle_intervals
-from pplab_course.notebook import explored
+from pplab_course.frames import explored
 
 NAMES = [b.name for b in known()]
 

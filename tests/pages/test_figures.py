@@ -16,8 +16,10 @@ pytest.importorskip("matplotlib").use("Agg")
 
 from pplab import lab  # noqa: E402
 from pplab.lab.forms import Table, alternative_text  # noqa: E402
+from pplab_course import frames  # noqa: E402
 from pplab_course.figures import PAGE, timeline_bundle  # noqa: E402
-from pplab_course.notebook import Slider, explore, explored, play  # noqa: E402
+from pplab_course.frames import explored  # noqa: E402
+from pplab_course.notebook import Slider, explore, play  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,11 +69,9 @@ def test_charts_of_a_page_share_no_hatching():
 
 
 def test_a_cell_explores_what_the_page_does(page):
-    import pplab_frames
-
     t = pp.simulate(pp.build("1F1B", num_ranks=3, num_microbatches=8), pp.Costs(latency=1))
     assert explored(ranks=3, latency=1)[0].makespan == t.makespan
-    assert "ZB-H2" in alternative_text(pplab_frames.picture(schedule="ZB-H1", compare="ZB-H2", ranks=3))
+    assert "ZB-H2" in alternative_text(frames.picture(schedule="ZB-H1", compare="ZB-H2", ranks=3))
     with pytest.raises(ValueError, match="2F2B"):
         explore("2F2B")
     with pytest.raises(ValueError, match="no level is named 'nineteen': choose from .*eighteen"):

@@ -224,7 +224,7 @@ def test_nothing_jumps_while_a_page_is_loaded(browser, book, name, screen):
 
 def test_every_level_of_the_game_under_a_thumb(browser, book):
     """On a phone, by taps: chart and buttons are on one screen, and nothing moves while one plays."""
-    from pplab_levels import LEVELS
+    from pplab_course.levels import LEVELS
 
     places = """(game) => [".pplab-scroll", ".pplab-tray button", "[data-do]"]
       .flatMap((name) => [...game.querySelectorAll(name)]).map((e) => e.getBoundingClientRect())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from conftest import is_ready
 from javascript import Evaluate
 from pplab import Costs, Schedule, lab, simulate, validate
 from pplab.text import parse
+from pplab_course import levels
 
 ROOT = Path(__file__).parents[2]
 LEVELS = (  # from the first steps to zero bubble
@@ -26,10 +26,7 @@ LEVELS = (  # from the first steps to zero bubble
 
 
 def test_the_levels_that_chapters_name_are_there():
-    sys.path.append(str(ROOT / "book" / "_ext"))
-    from pplab_levels import LEVELS as levels
-
-    titles, named = {level.title for level in levels}, []
+    titles, named = {level.title for level in levels.LEVELS}, []
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         for cell in json.loads(path.read_text())["cells"]:
             for paragraph in "".join(cell["source"]).split("\n\n"):
@@ -299,7 +296,7 @@ def test_an_end_compares_with_the_reference(evaluate: Evaluate) -> None:
 
 
 def test_what_the_levels_say_of_their_references() -> None:
-    from pplab_levels import LEVELS, Level
+    from pplab_course.levels import LEVELS, Level
 
     def level(name: str) -> Level:
         return next(each for each in LEVELS if each.id == name)

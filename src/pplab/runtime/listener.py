@@ -28,7 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..actions import Action, Item
@@ -149,17 +149,19 @@ class StepTrace:
     start: int
     end: int
     error_ns: int = 0  # how far off that clock these times can be
+    # stages whose forwards ran a second time, within actions
+    again: list[tuple[int, int, int]] = field(default_factory=list)
 
 
 class Clock(Listener):
-    """Records, for every step, when its items ran, when the rank waited for messages, and what else
-    took time.
+    """Records, of every step, when its items ran, when the rank waited for messages, which forwards
+    ran a second time, and what else took time.
 
     Marks are set while a step runs and read afterwards. They are nanoseconds of the host's
     monotonic clock, which all processes of the host share.
     """
 
-    events = frozenset(("step", "item", "receive"))
+    events = frozenset(("step", "item", "receive", "again"))
     mark = staticmethod(time.perf_counter_ns)
     error_ns = 0  # how far off the host's clock this step's marks can be
 
@@ -181,7 +183,7 @@ class Clock(Listener):
     def begin(self, event: str, what: Any) -> None:
         """Mark the start."""
         if event == "step":
-            self._found: dict[str, list] = {"item": [], "receive": []}
+            self._found: dict[str, list] = {"item": [], "receive": [], "again": []}
             self._open: list[object] = []
         self._open.append(self.mark())
 
@@ -207,9 +209,9 @@ class Clock(Listener):
 
     def _finish(self, start: object, end: object) -> None:
         self.catch_up()
-        items, others = (
+        items, others, again = (
             [(what, self.read(first), self.read(last)) for what, first, last in found]
             for found in self._found.values()
         )
         start, end = self.read(start), self.read(end)
-        self.traces.append(StepTrace(items, others, start, end, self.error_ns))
+        self.traces.append(StepTrace(items, others, start, end, self.error_ns, again))

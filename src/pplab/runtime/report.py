@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 from ..actions import B, F, I, Overlap, W, parts
 from ..costs import Costs
+from ..footprint import Memory
 from ..schedule import Schedule, plural
 from ..timeline import Span, Timeline
 from .listener import StepTrace
@@ -77,15 +78,15 @@ class Run:
 
     @property
     def held(self) -> Any:
-        """What ranks and stages held, in bytes, if `lab.Meter()` has counted it. Raises ValueError
-        otherwise.
+        """What ranks and stages held, in bytes, if an extra such as `lab.Meter()` has counted it and
+        gives their `memory`. Raises ValueError otherwise.
         """
-        if "held" not in self.extras:
-            raise ValueError(
-                "this run didn't count what it held: pool.train(schedule, workload, lab.Meter()) "
-                "does"
-            )
-        return self.extras["held"]
+        for found in self.extras.values():
+            if isinstance(getattr(found, "memory", None), Memory):
+                return found
+        raise ValueError(
+            "this run didn't count what it held: pool.train(schedule, workload, lab.Meter()) does"
+        )
 
     @property
     def predicted_peak_bytes(self) -> tuple[float, ...]:
@@ -94,12 +95,17 @@ class Run:
         """
         return self.schedule.peak_held(self.held.memory)
 
-    @property
+    @cached_property
     def recompute_ms(self) -> tuple[float, ...]:
         """Per stage, the median time of running a forward a second time, as with `lab.Recompute()`.
         It is () if no stage does so.
         """
-        return self.extras.get("recompute", ())
+        took = defaultdict(list)
+        for trace in chain(*self.traces):
+            for stage, start, end in trace.again:
+                took[stage].append((end - start) / 1e6)
+        stages = range(self.schedule.num_stages) if took else ()
+        return tuple(statistics.median(took[s] or [0]) for s in stages)
 
     @property
     def costs(self) -> Costs:

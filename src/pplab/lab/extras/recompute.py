@@ -4,15 +4,13 @@ before the backward.
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...runtime import Batch, Extra, Job, Listener, Rank, Stage, roots_of
+from ...runtime import Batch, Extra, Job, Rank, Stage, roots_of
 from .random_numbers import random_state, set_random_state
 
 
@@ -54,25 +52,11 @@ class Recompute(Extra):
             )
         return job
 
-    def listen(self, rank: Rank) -> Listener:
+    def listen(self, rank: Rank) -> None:
+        """Put others in the place of this rank's stages."""
         for index, stage in rank.stages.items():
             if self.stages is None or index in self.stages:
                 rank.stages[index] = Recomputing(stage)
-        return _Timing(rank)
-
-    def finish(
-        self, job: Job, reports: Sequence[dict[int, list[float]]]
-    ) -> tuple[float, ...] | None:
-        """Per stage, the median time of running a forward a second time, in ms, or None if no stage
-        does.
-        """
-        took = defaultdict(list)
-        for stage, times in (item for report in reports for item in report.items()):
-            took[stage] += times
-        stages = range(job.schedule.num_stages)
-        return (
-            tuple(statistics.median(took[s]) if s in took else 0 for s in stages) if took else None
-        )
 
     def notes(self, devices: Sequence[str], notes: Sequence[str]) -> Sequence[str]:
         """The note that names the forwards that run a second time."""
@@ -82,32 +66,6 @@ class Recompute(Extra):
         return (
             notes if self.stages == () else [*notes, f"forwards run again in the backward: {which}"]
         )
-
-
-class _Timing(Listener):
-    """Measures how long forwards take that run a second time, by stage, in ms."""
-
-    events = frozenset(("turn", "again"))
-
-    def __init__(self, rank: Rank):
-        self.clock, self.marks = rank.clock, []
-        self.took: dict[int, list[float]] = defaultdict(list)
-
-    def begin(self, event: str, what: object) -> None:
-        if event == "turn":
-            self.marks.clear()  # of passes that aren't measured
-        else:
-            self.marks.append([what, self.clock.mark()])
-
-    def end(self, event: str, what: object) -> None:
-        if event == "again":
-            self.marks[-1].append(self.clock.mark())
-        else:
-            for stage, start, end in self.marks:
-                self.took[stage].append((self.clock.read(end) - self.clock.read(start)) / 1e6)
-
-    def report(self) -> dict[int, list[float]]:
-        return dict(self.took)
 
 
 class Recomputing(Stage):

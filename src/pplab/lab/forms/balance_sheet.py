@@ -5,7 +5,7 @@ notebook.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ...actions import parts
 from ...deps import outgoing
@@ -33,17 +33,25 @@ _COLUMNS = (
 
 
 class Table(list):
-    """Rows of cells under `columns`, which print as text and draw themselves in a notebook."""
+    """Rows of cells under `columns`, which print as text and draw themselves in a notebook.
+
+    `titles` are of groups of rows, by the number of a group's first row.
+    """
 
     columns: tuple[str, ...] = tuple(_COLUMNS.split(", "))
+
+    def __init__(self, rows: Iterable[tuple[str, ...]] = ()):
+        super().__init__(rows)
+        self.titles: dict[int, str] = {}
 
     def __str__(self) -> str:
         lines = [self.columns, *self]
         widths = [max(len(line[c]) for line in lines) for c in range(len(self.columns))]
-        return "\n".join(
+        head, *rows = (
             "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
             for line in lines
         )
+        return "\n".join([head, *self._grouped(rows, "{}")])
 
     __repr__ = __str__
 
@@ -52,12 +60,20 @@ class Table(list):
             "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in line)
             for tag, line in (("th", self.columns), *(("td", line) for line in self))
         )
-        rows = "".join(f"<tr>{cells}</tr>" for cells in body)
+        rows = (f"<tr>{cells}</tr>" for cells in body)
+        title = f'<tr><td colspan="{len(self.columns)}"><b>{{}}</b></td></tr>'
         return (
             '<div class="pplab-table" style="overflow-x:auto"><table class="table"><thead><tr>'
             f"{head}</tr></thead>"
-            f"<tbody>{rows}</tbody></table></div>"
+            f"<tbody>{''.join(self._grouped(rows, title))}</tbody></table></div>"
         )
+
+    def _grouped(self, rows: Iterable[str], title: str) -> Iterator[str]:
+        """The rows, with each group's title before its first."""
+        for number, row in enumerate(rows):
+            if number in self.titles:
+                yield title.format(html.escape(self.titles[number], quote=False))
+            yield row
 
 
 def table(timelines: Iterable[Timeline]) -> Table:

@@ -69,7 +69,6 @@ def run_to_dict(run: Run) -> dict:
         name: found.to_dict() if hasattr(found, "to_dict") else found
         for name, found in run.extras.items()
     }
-    extras.pop("recompute", None)  # which is `recompute_ms`
     if held := extras.pop("held", {}):
         held["predicted_peak_bytes"] = run.predicted_peak_bytes
     return {

@@ -185,6 +185,11 @@ class Choice:
             *"layout, schedule, V, M, layers of each stage, seconds".split(", "),
             f"GB of {room:.3g}",
         )
+        first = 0  # row of the group
+        for name, title in _GROUPS.items():
+            if group := getattr(self, name):
+                found.titles[first] = title
+                first += len(group)
         return found
 
     def to_dict(self) -> dict:
@@ -220,24 +225,12 @@ class Choice:
         )
 
     def __str__(self) -> str:
-        return "\n".join([*self._titled(str(self.table).splitlines(), 1, "{}"), self.advice])
+        return f"{self.table}\n{self.advice}"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        title = '<td colspan="7"><b>{}</b></td></tr>'
-        return (
-            "<tr>".join(self._titled(self.table._repr_html_().split("<tr>"), 2, title))
-            + f"<p>{self.advice}</p>"
-        )
-
-    def _titled(self, lines: list[str], at: int, title: str) -> list[str]:
-        """The table's lines, whose rows begin at this one, with a title before each group."""
-        for name, what in _GROUPS.items():
-            if rows := getattr(self, name):
-                lines.insert(at, title.format(what))
-                at += 1 + len(rows)
-        return lines
+        return f"{self.table._repr_html_()}<p>{self.advice}</p>"
 
 
 def choose(

@@ -4,11 +4,11 @@ streams next to compute.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import NamedTuple
 
 from ...actions import INPUT_GRADIENT, Action, F, Overlap, parts
 from ...costs import Costs, PerStage, check_length, of_stage, per_stage
@@ -78,47 +78,96 @@ class Offload:
         for name in ("out", "back", "share"):
             check_length(name, getattr(self, name), schedule.num_stages)
         validate(schedule)
-        rows, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
-        # a copy: its rank, name and item
-        rows, items, copies = rows[:], Items(*(column[:] for column in columns)), []
-        count, n = schedule.columns.bounds[-1], self.pieces
-        # an action's pieces; the last one is the action's item
-        inner = [items.split(i, n) for i in range(count)]
-        for rank, first in enumerate(schedule.columns.bounds[:-1]):
-            leaving, turns = leaving_of(schedule.rows[rank], self.share)
-            out = {
-                key: [
-                    items.new(of_stage(self.out, key[0]) / n, piece) for piece in inner[first + i]
-                ]
-                for key, i in leaving.items()
-            }
-            copies += [
-                (rank, f"{stage}O{m}", copy) for (stage, m), each in out.items() for copy in each
-            ]
-            keys, places = list(turns), list(chain(*(inner[first + i] for i in turns.values())))
-            back, before = [], defaultdict(list)  # before: what stands before an item
-            for j, place in enumerate(places):
-                stage, m = keys[j // n]
-                if (stage, m) not in out:
-                    continue
-                # an item that waits as an earlier backward does ends when that begins
-                if j >= self.ahead:
-                    earlier = places[j - self.ahead]
-                    begun = items.new(0, items.needs[earlier], items.lags[earlier])
-                    before[earlier].append(begun)
-                    back.append(items.new(0, begun))
-                copy = items.new(of_stage(self.back, stage) / n, out[stage, m][-1 - j % n])
-                back.append(copy)
-                before[place].append(items.new(0, copy))
-                copies.append((rank, f"{stage}R{m}", copy))
-            turns_of = (piece for i in rows[rank] for piece in (inner[i] if i < count else [i]))
-            rows[rank] = [x for piece in turns_of for x in (*before[piece], piece)]
-            rows += [list(chain(*out.values())), back]
-        starts, ends = items.run(rows)
-        others = tuple(Span(rank, name, starts[i], ends[i]) for rank, name, i in copies)
-        pieces = tuple(tuple((starts[x], ends[x]) for x in each) for each in inner)
+        engines = _Engines(self, schedule, costs)
+        for rank in range(schedule.num_ranks):
+            engines.add(rank)
+        starts, ends = engines.items.run(engines.rows)
+        copies = tuple(engines.copies)
+        spans = tuple(Span(c.rank, c.name, starts[c.item], ends[c.item]) for c in copies)
+        pieces = tuple(tuple((starts[x], ends[x]) for x in each) for each in engines.pieces)
         begins, stops = [each[0][0] for each in pieces], [each[-1][1] for each in pieces]
-        return Offloaded(Timeline(schedule, begins, stops, costs.unit, others=others), self, pieces)
+        timeline = Timeline(schedule, begins, stops, costs.unit, others=spans)
+        return Offloaded(timeline, self, pieces, copies)
+
+
+class Copy(NamedTuple):
+    """A copy of a piece: on which rank, of which activations, which way, and its item."""
+
+    rank: int
+    stage: int
+    microbatch: int
+    is_out: bool
+    item: int
+
+    @property
+    def name(self) -> str:
+        """As an action's: 0O3 out, 0R3 back."""
+        return f"{self.stage}{'O' if self.is_out else 'R'}{self.microbatch}"
+
+
+class _Engines:
+    """A schedule's rows, and two more for each rank: its engine out, and its engine back."""
+
+    def __init__(self, offload: Offload, schedule: Schedule, costs: Costs):
+        self.offload, self.schedule = offload, schedule
+        rows, *columns = with_links(schedule.graph, costs, durations_of(schedule, costs))
+        self.rows, self.items = rows[:], Items(*(column[:] for column in columns))
+        self.copies: list[Copy] = []
+        # an action's pieces; the last one is the action's item
+        count = schedule.columns.bounds[-1]
+        self.pieces = [self.items.split(i, offload.pieces) for i in range(count)]
+
+    def add(self, rank: int) -> None:
+        """Add a rank's engines, and to its row the items that wait for them."""
+        leaving, turns = leaving_of(self.schedule.rows[rank], self.offload.share)
+        first = self.schedule.columns.bounds[rank]
+        out = {key: self._out(rank, key, self.pieces[first + i]) for key, i in leaving.items()}
+        backwards = [
+            (key, nth, item)
+            for key, i in turns.items()
+            for nth, item in enumerate(self.pieces[first + i])
+        ]
+        back, before = self._back(rank, backwards, out)
+        row = []
+        for item in self.rows[rank]:
+            for piece in self.pieces[item] if item < len(self.pieces) else [item]:
+                row += [*before[piece], piece]
+        self.rows[rank] = row
+        self.rows += [list(chain(*out.values())), back]
+
+    def _out(self, rank: int, key: tuple[int, int], forward: Sequence[int]) -> list[int]:
+        """A copy for each piece of a forward, once that is done."""
+        takes = of_stage(self.offload.out, key[0]) / self.offload.pieces
+        made = [self.items.new(takes, piece) for piece in forward]
+        self.copies += [Copy(rank, *key, True, item) for item in made]
+        return made
+
+    def _back(
+        self,
+        rank: int,
+        backwards: Sequence[tuple[tuple[int, int], int, int]],
+        out: Mapping[tuple[int, int], Sequence[int]],
+    ) -> tuple[list[int], dict[int, list[int]]]:
+        """The row of the engine back, and what stands before items of the rank's row. `backwards`
+        are their pieces in order: key, place among those of the backward, item.
+        """
+        engine: list[int] = []
+        before: dict[int, list[int]] = defaultdict(list)
+        for turn, (key, nth, item) in enumerate(backwards):
+            if key not in out:
+                continue
+            if turn >= self.offload.ahead:
+                # an item that waits as an earlier backward does ends when that begins
+                *_, earlier = backwards[turn - self.offload.ahead]
+                begun = self.items.new(0, self.items.needs[earlier], self.items.lags[earlier])
+                before[earlier].append(begun)
+                engine.append(self.items.new(0, begun))
+            takes = of_stage(self.offload.back, key[0]) / self.offload.pieces
+            copy = self.items.new(takes, out[key][-1 - nth])  # a backward begins at the end
+            engine.append(copy)
+            before[item].append(self.items.new(0, copy))
+            self.copies.append(Copy(rank, *key, False, copy))
+        return engine, before
 
 
 def leaving_of(row: Sequence[Action | Overlap], share: PerStage) -> tuple[Places, Places]:
@@ -139,12 +188,14 @@ class Offloaded:
     """A simulated step with copies, which are the `others` of its `timeline`, and what is left on
     the GPU.
 
-    `pieces` has, for every span, when its pieces start and when they end.
+    `pieces` has, for every span, when its pieces start and when they end. `copies` are what
+    `others` show, in their order.
     """
 
     timeline: Timeline
     offload: Offload
     pieces: tuple[tuple[tuple[float, float], ...], ...]
+    copies: tuple[Copy, ...]
 
     def peak_held(self, memory: Memory | None = None) -> tuple[float, ...]:
         """Per rank, the most that its GPU holds, in the unit of `memory`, or without one in stages'
@@ -164,14 +215,11 @@ class Offloaded:
         schedule = self.timeline.schedule
         return [memory.constant(schedule.stages_of(rank)) for rank in range(schedule.num_ranks)]
 
-    def _moved(self, copy: Span, memory: Memory) -> float:
-        """How much a copy moves."""
-        stage = _stage_of(copy)
-        return (
-            of_stage(self.offload.share, stage)
-            * of_stage(memory.activation, stage)
-            / self.offload.pieces
-        )
+    def _moves(self, memory: Memory) -> Iterator[tuple[Copy, Span, float]]:
+        """The copies, when they are made, and how much each moves."""
+        for copy, span in zip(self.copies, self.timeline.others, strict=True):
+            whole = of_stage(memory.activation, copy.stage)
+            yield copy, span, of_stage(self.offload.share, copy.stage) * whole / self.offload.pieces
 
     def _changes(self, memory: Memory) -> list[Changes]:
         """Per rank, when what its GPU holds changes, and by how much."""
@@ -186,17 +234,15 @@ class Offloaded:
                     continue
                 found[span.rank] += [(span.start, came), (span.end, -came)]
                 found[span.rank] += [(end, (came + went) / len(pieces)) for _, end in pieces]
-        for copy in self.timeline.others:
-            moved = self._moved(copy, memory)
-            found[copy.rank].append((copy.end, -moved) if _is_out(copy) else (copy.start, moved))
+        for copy, span, moved in self._moves(memory):
+            found[copy.rank].append((span.end, -moved) if copy.is_out else (span.start, moved))
         return found
 
     def _on_host(self, memory: Memory) -> list[Changes]:
         """Per rank, when what lies on its host changes."""
         found: list[Changes] = [[] for _ in self.timeline.schedule.rows]
-        for copy in self.timeline.others:
-            moved = self._moved(copy, memory)
-            found[copy.rank].append((copy.start, moved) if _is_out(copy) else (copy.end, -moved))
+        for copy, span, moved in self._moves(memory):
+            found[copy.rank].append((span.start, moved) if copy.is_out else (span.end, -moved))
         return found
 
 
@@ -209,14 +255,6 @@ def peak_of(changes: Changes, held: float = 0) -> float:
         held += change
         most = max(most, held)
     return most
-
-
-def _is_out(copy: Span) -> bool:
-    return "O" in copy.action
-
-
-def _stage_of(copy: Span) -> int:
-    return int(re.match(r"\d+", copy.action)[0])
 
 
 def check_sends(sends: object = "nobody waits", **_: object) -> None:

@@ -92,7 +92,7 @@ var pplabChart = (() => {
 
   let views = 0; // of the page: labels need ids that no other has
 
-  /** The element in which a view lives, which its template says (pplab_frames.py); `data-open`: the page of its own. */
+  /** The element in which a view lives, which its template says (frames.py); `data-open`: the page of its own. */
   function begin(root) {
     const live = document.createElement("div");
     live.className = "pplab-live";

@@ -1,6 +1,6 @@
 // The play mode: its levels and rules. A schedule is built by hand, action by action, and scored against a reference.
 //
-// Needs core.js and the levels (pplab_levels), adds `pplab.play`, knows nothing of a page. A state is a
+// Needs core.js and the levels (levels.py), adds `pplab.play`, knows nothing of a page. A state is a
 // value: moves return a new one. Only what can run may be placed, so that no order ends in a deadlock. If a rank has no
 // alternative, its next action runs by itself.
 
@@ -17,7 +17,7 @@ pplab.play = (() => {
   const inTray = (a, b) =>
     a.rank - b.rank || a.stage - b.stage || a.microbatch - b.microbatch || "FBIW".indexOf(a.kind) - "FBIW".indexOf(b.kind);
 
-  // As the package tells them (pplab_levels), and what their references give.
+  // As the package tells them (levels.py), and what their references give.
   const levels = pplabLevels.map(({ reference: name, ...said }) => {
     const { numRanks, numMicrobatches, stagesPerRank, costs: { latency } } = said;
     const built = pplab.build(name, { numRanks, numMicrobatches, stagesPerRank });
