@@ -39,6 +39,8 @@ class BlockLevel:
         most = f"hold at most {self.cap} forwards of a stage, however many microbatches there are"
         return f"{self.text} Let every rank {most}, and finish {self.num_microbatches} of them by {self.makespan:g}."
 
+    on_paper = task  # whose text has the size
+
 
 LEVELS = (
     BlockLevel(

@@ -157,7 +157,7 @@ class PlayDirective(Directive):
             known = ", ".join(level.id for level in self.shown_levels)
             raise self.error(f"{self.name}: no level is named {only!r}: choose from {known}")
         questions = "".join(
-            f"<p><strong>{html.escape(level.title)}.</strong> {html.escape(level.task())}</p>" for level in shown
+            f"<p><strong>{html.escape(level.title)}.</strong> {html.escape(level.on_paper())}</p>" for level in shown
         )
         note = "<p>With scripts, a browser shows this as a game. It can be solved on paper, too.</p>"
         attributes = {"data-level": only} if only else self.anchor

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import pplab.lab  # noqa: F401 (it brings eager 1F1B)
 from pplab import Costs, Timeline, build, simulate
 from pplab.lab.forms import in_script
+from pplab.schedule import plural
 
 TWICE = Costs(backward=2)
 DURATIONS = ("forward", "backward", "backward_input", "backward_weight", "latency")
@@ -65,6 +66,10 @@ class Level:
             else ""
         )
         return " ".join([*said, f"Finish {'before' if self.is_before else 'by'} {goal}{span}."])
+
+    def on_paper(self) -> str:
+        """The task, and the size that a chart would show."""
+        return f"{plural(self.num_ranks, 'rank')}, {plural(self.num_microbatches, 'microbatch')}. {self.task()}"
 
     def _memory(self) -> str:
         forwards = "forwards" if self.stages_per_rank == 1 else "forwards of a stage"

@@ -738,6 +738,7 @@ def test_a_level_on_paper_and_without_scripts_is_its_question(visit):
     plain = visit("levels.html", settled="", java_script_enabled=False)
     asked = plain.locator(".pplab-static").all_inner_texts()
     assert "Finish before 18." in asked[0] and "Finish by 21." in asked[1] and "1F1B" not in "".join(asked)
+    assert "Memory for three. 3 ranks, 5 microbatches. The batch" in asked[1]
 
 
 @pytest.mark.parametrize("options", [{}, {"width": 390, "has_touch": True, "color_scheme": "dark"}])

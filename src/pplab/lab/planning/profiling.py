@@ -34,12 +34,13 @@ def profiled(
     """The machine with the speeds that this model's stages reached, and what is unsure then:
     `choose` takes both.
 
-    `costs` were measured: those of `lab.calibrate(timeline)`, or `MeasuredLayers.costs`. `cut` says
-    how many layers each stage has; left out, all have the same. `microbatch` sequences and `tp`
-    tensor ranks were used. Their sums are taken off at the speed of the machine's links, and where
-    it has `hbm`, what their bytes take at that. All stages' FLOP over all their time is the rate;
-    FLOP/s are unsure by how far stages are from it, on average. `error` is what is known of
-    predictions, such as that of the replay, `lab.explain(traces).orders[0].error`.
+    `costs` were measured: those of `lab.calibrate(timeline)`, such as of a timeline in
+    `lab.explain(traces).job`, or `MeasuredLayers.costs`. `cut` says how many layers each stage has;
+    left out, all have the same. `microbatch` sequences and `tp` tensor ranks were used. Their sums
+    are taken off at the speed of the machine's links, and where it has `hbm`, what their bytes take
+    at that. All stages' FLOP over all their time is the rate; FLOP/s are unsure by how far stages
+    are from it, on average. `error` is what is known of predictions, such as that of the replay,
+    `lab.explain(traces).orders[0].error`.
 
     One size of microbatches can't tell a GPU from its host. Give the costs of two, such as `{1:
     costs, 8: costs}`, and no `microbatch`. The larger size tells the rate. If the smaller one takes
