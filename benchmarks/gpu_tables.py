@@ -21,7 +21,7 @@ from records import failed, not_run
 
 from pplab.lab.forms import Recording, Table, load, reading
 
-LONG = 24  # rows: a longer table is folded on the page
+LONG = 11  # rows: a longer table is folded on the page
 NONE = "No run on GPUs has been recorded yet: `make gpu`, on a machine with GPUs, records one."
 
 Lines = Callable[[Recording], Iterable[Mapping]]
@@ -152,8 +152,9 @@ def _nccl(recording: Recording) -> Iterator[Mapping]:
         if "ended" in row:
             yield {**row, "what": row["schedule"], "how": "ends" if row["ended"] else row["said"].splitlines()[0]}
         elif "waited" in row:
-            how = f"takes {row['host_ms']:.2f} ms, and {'waits' if row['waited'] else 'waits not'} for the receive"
-            yield {**row, "what": "cudaMalloc beside a receive", "how": how}
+            waits = "waits" if row["waited"] else "doesn't wait"
+            how = f"takes {row['host_ms']:.2f} ms, and {waits} for the receive"
+            yield {**row, "what": "cudaMalloc during a receive", "how": how}
 
 
 def _by_width(recording: Recording) -> Iterator[Mapping]:
@@ -238,7 +239,7 @@ SHAPES = (
     Shape(
         "machines",
         "check",
-        "The machines.",
+        "The machines, and what their runs noted.",
         "memory, capability {gb:.0f} GB, {compute_capability} | driver {driver} | versions {versions} | notes {notes}",
         _machine,
         of_gpus=True,
@@ -246,7 +247,7 @@ SHAPES = (
     Shape(
         "gradients",
         "gradients",
-        "A tiny GPT under every schedule: gradients beside those of one process, and bytes beside the schedule's.",
+        "A tiny GPT under every schedule: its gradients against one process's, and its bytes against the schedule's.",
         "ranks {num_ranks} | dtype {dtype} | messages {transport} | schedules right {right} | "
         "largest difference {largest} | wrong {wrong}",
         _gradients,
@@ -255,7 +256,7 @@ SHAPES = (
     Shape(
         "assumptions",
         "assumptions",
-        "What the runtime takes from NVIDIA's documents, tried.",
+        "Assumptions from NVIDIA's documents, tested.",
         "assumption {assumption} | expected {expected} | found {found} | agrees {agrees} | measured {figures} | "
         "expected by {documents}",
         of("assumptions", _assumption),
@@ -264,7 +265,7 @@ SHAPES = (
     Shape(
         "nccl",
         "nccl",
-        "Ranks on one GPU that send by NCCL: do receives that wait there beside each other end, and does memory wait?",
+        "Ranks on one GPU that send by NCCL. Do receives that wait there at the same time end, and does memory wait?",
         "ranks {num_ranks} | sharing {sharing} | what {what} | it {how}",
         _nccl,
         of_gpus=True,
@@ -272,7 +273,7 @@ SHAPES = (
     Shape(
         "links",
         "links",
-        "Messages from rank to rank. By gloo, they go through the host's memory.",
+        "Messages from rank to rank. gloo sends them through the host's memory.",
         "ranks {ranks} | messages {transport} | latency, us {us:.1f} | GB/s {gb_per_s:.2f} | one way {each} | "
         "bytes arrive {whole}",
         of("links", _link),
@@ -281,14 +282,14 @@ SHAPES = (
     Shape(
         "batch",
         "batch",
-        "Batches of the measured GPT, the last of which is taken: until every stage's forward takes its time.",
+        "Batches of the measured GPT, doubled while memory lasts until every stage's forward takes 5 ms.",
         "sequences {batch_size} | shortest forward, ms {forward_ms:.1f}",
         of_gpus=True,
     ),
     Shape(
         "sharing",
         "slow_down",
-        "How far the ranks of a shared GPU slow each other down: the time of one matrix product of a rank, alone and "
+        "How much the ranks of a shared GPU slow each other down: the time of one matrix product of a rank, alone and "
         "while all ranks compute theirs.",
         "ranks {num_ranks} | sharing {sharing} | one alone, ms {alone_ms:.2f} | "
         "all at once take {ratio:.2f} times that | notes {said}",
@@ -297,8 +298,8 @@ SHAPES = (
     Shape(
         "durations",
         "stages",
-        "What is assumed of durations, after the colon, and between what the measured medians are, for all numbers of "
-        "tokens at which launches don't set the pace.",
+        "Durations: the assumed ratio (after the colon in a heading) and the range of the measured medians, over all "
+        "numbers of tokens at which the GPU and not its host sets the pace. A dash stands for what wasn't measured.",
         "width {width} | dtype {dtype} | B / F: 2 {B/F} | (I + W) / B: 1 {(I+W)/B} | I / F: 1 {I/F} | W / F: 1 {W/F} | "
         "B / autograd's B {B/autograd's B} | torch's (I + W) / autograd's B {torch's (I+W)/autograd's B} | "
         "launches set the pace up to {launched}",
@@ -308,7 +309,7 @@ SHAPES = (
         "stages",
         "stages",
         "How long F, B, I and W of two layers of a GPT take in one process: medians, and medians of the ratios of "
-        "neighbouring times. Floating-point operations are counted from the shapes.",
+        "times that were measured next to each other. Floating-point operations are counted from the shapes.",
         "width {width} | tokens {tokens:,} | dtype {dtype} | F ms {ms[F]:.2f} | B ms {ms[B]:.2f} | I ms {ms[I]:.2f} | "
         "W ms {ms[W]:.2f} | F TFLOP/s {tflops[F]:.3g} | B TFLOP/s {tflops[B]:.3g} | B/F {ratios[B/F][1]:.2f} | "
         "(I+W)/B {ratios[(I+W)/B][1]:.2f} | W/F {ratios[W/F][1]:.2f} | the pace is set by {pace}",
@@ -316,15 +317,15 @@ SHAPES = (
     Shape(
         "copies",
         "copies",
-        "Copies to the host (out) and back beside forwards and backwards: how far they slow each other down. "
-        "lab.Offload assumes that they don't.",
+        "Copies to the host (out) and back while the GPU runs forwards and backwards. lab.Offload assumes that neither "
+        "slows the other down.",
         "the host's memory {memory} | copies {ways} | alone, GB/s {alone_gb_per_s:.1f} | "
         "beside compute, GB/s {beside_gb_per_s:.1f} | compute takes {slower:.2f} times as long",
     ),
     Shape(
         "predicted",
         "predicted",
-        "Steps predicted from the durations of runs of one schedule, and measured: the fastest of each.",
+        "Steps predicted from the durations of one schedule, and the fastest step that was measured.",
         "ranks {num_ranks} | sharing {sharing} | workload {workload} | durations of {measured} | schedule {schedule} | "
         "predicted, ms {predicted_ms:.1f} | measured, ms {measured_ms:.1f} | error {error:+.1%}",
         lambda recording: ({**row, **each} for row in recording.rows("predicted") for each in row["schedules"]),
@@ -332,11 +333,11 @@ SHAPES = (
     Shape(
         "runs",
         "runs",
-        "Training runs beside their simulation with their own durations: what differs is order and waiting. Memory is "
-        "the fullest rank's, in MB. The allocator's peak has weights, gradients and the optimizer in it: expected are "
-        "four times the weights (AdamW) and what is held. Times are the schedule's only where every rank has a GPU or "
-        "a core. Settled are runs whose last two steps agree within a twentieth. Where a step's time went is the mean "
-        "of the ranks.",
+        "Training runs and their simulation with their own durations, which differ in order and waiting alone. Memory "
+        "is the fullest rank's, in MB. The allocator's peak includes weights, gradients and optimizer, so four times "
+        "the weights (AdamW) are expected in addition to what forwards hold. Times are the schedule's only if every "
+        "rank has a GPU or a core. A run has settled if its last two steps agree within a twentieth. Where the time "
+        "went is a mean over the ranks.",
         "ranks {num_ranks} | sharing {sharing} | workload {workload} | dtype {dtype} | schedule {schedule} | "
         "step ms {step_time_ms:.1f} | makespan, ms (simulated) {makespan} | bubble (simulated) {bubble} | "
         "held (predicted) {held} | allocator (expected) {allocator} | settled {settled} | MHz {mhz} | "
@@ -354,8 +355,8 @@ SHAPES = (
     Shape(
         "clocks",
         "clocks",
-        "Clock of the multiprocessors, power and temperature, read after each row. Figures whose clocks differ aren't "
-        "to be compared.",
+        "Clock of the multiprocessors, power and temperature after each row. Don't compare figures whose clocks "
+        "differ.",
         "part {part} | rows {rows} | MHz {sm} | W {power} | Celsius {celsius}",
         _clocks,
         of_gpus=True,
@@ -363,7 +364,7 @@ SHAPES = (
     Shape(
         "tests",
         "tests",
-        "The runtime's tests on the GPUs, and chapters, executed there.",
+        "The runtime's tests, and chapters that were executed on the GPUs.",
         "what {what} | outcome {closing_line}",
         _tests,
         of_gpus=True,
@@ -371,7 +372,7 @@ SHAPES = (
     Shape(
         "not run",
         "of what wasn't run",
-        "What failed in the recorded runs or was left out.",
+        "What failed or was left out. A stage was left out if it might need more than 0.8 of the memory.",
         "not run {what} | because {why}",
         _not_run,
     ),

@@ -122,7 +122,7 @@ def test_every_table_that_has_rows_is_shown_and_no_other(recorded):
     assert {row[4] for row in made["gradients"]} == {"2 of 2"} and {row[-1] for row in made["gradients"]} == {"-"}
     assert {row[3] for row in made["gradients"]} == {"shared", "nccl"}
     ((_, _, sharing, what, how),) = made["nccl"]
-    assert (sharing, what) == ("turns", "cudaMalloc beside a receive") and "for the receive" in how
+    assert (sharing, what) == ("turns", "cudaMalloc during a receive") and "for the receive" in how
     for row in made["runs"]:
         assert re.fullmatch(r"\d+\.\d \(\d+\.\d\)", row[7]) and re.fullmatch(r"0\.\d{3} \(0\.\d{3}\)", row[8])
         assert row[-3] == "-" and re.fullmatch(r"1\d\d0", row[-2])  # of one step none can say

@@ -129,11 +129,11 @@ def test_the_tables_show_the_recording(recorded):
     folder = recorded[0]
     shown = gpu_tables.tables(folder)
     text = str(shown["runs"])
-    assert text.startswith("Training runs beside their simulation")
+    assert text.startswith("Training runs and their simulation")
     assert all(word in text for word in ("ZB-H1", "bf16", "turns"))
     page = shown["runs"]._repr_html_()
     assert page.count("<tr>") == 5 and "<th>schedule</th>" in page
-    assert "cudaMalloc beside a receive" in str(shown["nccl"]) and "passed" in str(shown["tests"])
+    assert "cudaMalloc during a receive" in str(shown["nccl"]) and "passed" in str(shown["tests"])
     assert "the machine has 1" in str(shown["not run"])
 
 

@@ -91,12 +91,12 @@ def test_pairs_context_and_experts():
     (SHORT.replace("--micro-batch-size 1", "") + "--num-layers 32", "required: --micro-batch-size"),
     (SHORT.replace("size 32", "size 31") + "--num-layers 32", "a batch of 31 isn't whole microbatches of 1 on 2 repl"),
     (SHORT + "--num-layers 32 --num-layers-per-virtual-pipeline-stage 4 --num-virtual-stages-per-pipeline-rank 2",
-     "in one way"),
+     "in several ways"),
     (SHORT + "--num-layers 45 --account-for-loss-in-pipeline-split",
-     r'46 layers can\'t be even on 4 ranks: give .* "Et\*11\|t\*12\|t\*11\|t\*11L" \('),
+     r'46 layers don\'t divide among 4 ranks: give .* "Et\*11\|t\*12\|t\*11\|t\*11L" \('),
     (LINE + "--num-layers 36", "the 9 layers of a rank can't be stages of 2"),
     (SHORT + '--num-layers 32 --pipeline-model-parallel-layout "Et|t|t|tL"', "has 4 layers, and --num-layers says 32"),
-    (SHORT + '--pipeline-model-parallel-layout "Et|t|tL"', "the layout has 3 stages, and 4 ranks have as many each"),
+    (SHORT + '--pipeline-model-parallel-layout "Et|t|tL"', "the layout's 3 stages don't divide among 4 ranks"),
     (SHORT + "--num-layers 32 --decoder-first-pipeline-num-layers 6", "leave 26 for the ranks between"),
     (SHORT.replace("parallel-size 4", "parallel-size 1") + "--num-layers 32 --num-virtual-stages-per-pipeline-rank 2",
      "2 stages on each of 1 ranks don't interleave"),
@@ -116,6 +116,10 @@ def test_pairs_context_and_experts():
                        "--moe-router-topk 0", "--num-virtual-stages-per-pipeline-rank 99999999999999999999",
                        "--recompute-granularity bogus", "--moe-token-dispatcher-type bogus")],
     (SHORT + "--num-layers 32 --num-experts 8 --moe-token-dispatcher-type flex", "token_dispatcher.py:1836, since"),
+    (SHORT.replace("parallel-size 4", "parallel-size 1") + "--num-layers 32 --defer-embedding-wgrad-compute",
+     "one rank has no flush .* since core 0.6"),
+    *[(f"{SHORT} --num-layers 32 --overlap-p2p-communication-warmup-flush {more}", "ramps can overlap messages only if")
+      for more in ("", "--num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication")],
     (SHORT + "--num-layers 32 --tensor-model-parallel-size 3", "8 ranks don't divide into replicas of 12"),
     (SHORT + "--num-layers 32 --num-experts 8 --expert-model-parallel-size 8", "experts on 8 GPUs, each cut over 1"),
     (SHORT + "--num-layers 32 --tensor-model-paralel-size 2", "did you mean --tensor-model-parallel-size"),
@@ -154,13 +158,15 @@ def test_megatron_lm_and_the_table_of_its_rules_say_the_same_of_random_lines():
 
 @pytest.mark.filterwarnings("always")
 def test_what_changes_the_step_and_is_not_counted_is_said():
-    layout = '--pipeline-model-parallel-layout "Et|ttt||mL" --mtp-num-layers 1 --num-experts 8 --moe-layer-freq [0]*4'
+    more = "--mtp-num-layers 1 --num-experts 8 --moe-layer-freq [0]*4 --pipeline-model-parallel-layout "
     with pytest.warns(UserWarning) as told:
-        found = lab.read_launch(SHORT + layout)
+        found = lab.read_launch(f'{SHORT} {more} "Et||tttm|L" --defer-embedding-wgrad-compute')
     assert tuple(str(each.message) for each in told) == found.uncounted
-    assert [re.search("MTP|stage 2 has no layer|--moe-layer-freq", each)[0] for each in found.uncounted] == [
-        *("MTP", "stage 2 has no layer", "--moe-layer-freq")
-    ]
+    told = ["MTP", "m before the last rank", "weight gradients", "stage 1 has no layer", "--moe-layer-freq"]
+    assert [re.search("|".join(told), each)[0] for each in found.uncounted] == told
+    with pytest.warns(UserWarning) as told:
+        lab.read_launch(f'{SHORT} {more} "Et|t|t|tmL"')
+    assert not any("last rank" in str(each.message) for each in told)
 
 
 def test_a_childs_line_with_underscores_is_read_as_megatron_lms():

@@ -42,7 +42,8 @@ sharded=use-distributed-optimizer pp_before_dp=use-tp-pp-dp-mapping
 paired=overlap-moe-expert-parallel-comm bf16_gradients=grad-reduce-in-bf16
 embedding_counts=account-for-embedding-in-pipeline-split
 loss_counts=account-for-loss-in-pipeline-split grouped=group-query-attention
-waits_for_messages=no-overlap-p2p-communication
+waits_for_messages=no-overlap-p2p-communication deferred=defer-embedding-wgrad-compute
+early_ramps=overlap-p2p-communication-warmup-flush
 """
 # Flags of Megatron-LM that only look like those, and those that change a plan and aren't read
 _ALIKE = """

@@ -142,30 +142,30 @@ RULES = (
     ),
     Rule(
         lambda x: bool(x.layout) + bool(x.depth) + bool(x.virtual) > 1,
-        "a line says its stages in one way: by a layout, by their layers, or by their number per "
-        "rank: keep one",
+        "the line gives the stages in several ways, by a layout, by their layers, or by their "
+        "number per rank: keep one",
         "No more than one of the following arguments can be set at the same time",
         "arguments.py:933, since core 0.13",
     ),
     Rule(
         lambda x: len(x.drawn) % x.pp,
-        "the layout has {stages} stages, and {x.pp} ranks have as many each: take a multiple of "
-        "{x.pp}, or other ranks",
+        "the layout's {stages} stages don't divide among {x.pp} ranks: take a multiple of {x.pp}, "
+        "or other ranks",
         "The length of pipeline_model_parallel_layout must be divisible by "
         "pipeline_model_parallel_size",
         "arguments.py:946, since core 0.13",
     ),
     Rule(
         lambda x: x.depth and x.ends,
-        "layers of a first or last rank don't go with --num-layers-per-virtual-pipeline-stage: "
-        "give --num-virtual-stages-per-pipeline-rank",
+        "the layers of a first or last rank can't be combined with "
+        "--num-layers-per-virtual-pipeline-stage: give --num-virtual-stages-per-pipeline-rank",
         "please use --num-virtual-stages-per-pipeline-rank to specify virtual pipeline parallel "
         "degree",
         "arguments.py:956, since core 0.11",
     ),
     Rule(
         lambda x: not x.drawn and not x.ends and x.counted % x.pp,
-        "{x.counted} layers can't be even on {x.pp} ranks: give --pipeline-model-parallel-layout "
+        "{x.counted} layers don't divide among {x.pp} ranks: give --pipeline-model-parallel-layout "
         '"{x.works}"',
         "Number of layers should be divisible by the pipeline-model-parallel size",
         "arguments.py:998, since core 0.10",
@@ -187,14 +187,14 @@ RULES = (
     ),
     Rule(
         lambda x: (x.ends or x.drawn) and x.counted > x.layers or (x.ends and x.drawn),
-        "ends that count as layers, layers of a first or last rank, and a layout each say the cut: "
-        "keep one of them",
+        "the cut is given in several ways, by ends that count as layers, by the layers of a first "
+        "or last rank, or by a layout: keep one of them",
         "cannot be set with other pipeline layout arguments",
         "transformer_config.py:2253, since core 0.13",
     ),
     Rule(
         lambda x: x.drawn and sum(x.cut) != x.layers,
-        "the layout has {letters[t]} layers, and --num-layers says {x.layers}: {x.works} has these",
+        "the layout has {letters[t]} layers, and --num-layers says {x.layers}: write {x.works}",
         "Number of decoder layers {}must match num_layers {}",
         "pipeline_parallel_layer_layout.py:108, since core 0.13",
     ),
@@ -206,7 +206,7 @@ RULES = (
     ),
     Rule(
         lambda x: x.predictors and x.predictors[0] < len(x.drawn) - x.pp,
-        "all m of a layout stand in a stage that is its rank's last: move them",
+        "the m of a layout must be in the last stage of their rank: move them",
         "Currently we restrict that the MTP should be always in the last ",
         "pipeline_parallel_layer_layout.py:125, since core 0.14",
     ),
@@ -219,9 +219,8 @@ RULES = (
     ),
     Rule(
         lambda x: x.ends and x.middle % max(x.pp - len(x.ends), 1),
-        "{x.layers} layers leave {x.middle} for the ranks between, which can't have as many each: "
-        "give "
-        '--pipeline-model-parallel-layout "{x.works}"',
+        "{x.layers} layers leave {x.middle} for the ranks between, and don't divide among them: "
+        'give --pipeline-model-parallel-layout "{x.works}"',
         "number of layers at middle stage: {} must be divisible bythe middle pipeline model "
         "parallel size {}",
         "transformer_config.py:2351, since core 0.11",
@@ -259,15 +258,15 @@ RULES = (
     ),
     Rule(
         lambda x: x.granularity == "full" and not (x.method and x.again),
-        "full recomputation is --recompute-method uniform, or block, and --recompute-num-layers: "
-        "add what lacks",
+        "full recomputation needs --recompute-method (uniform or block) and "
+        "--recompute-num-layers: add what is missing",
         'recompute_method must be "block" or "uniform"',
         "transformer_config.py:1913, since core 0.4",
     ),
     Rule(
         lambda x: x.granularity == "selective" and (x.method or x.again),
-        "selective recomputation has neither --recompute-method nor --recompute-num-layers: leave "
-        "them out",
+        "selective recomputation takes neither --recompute-method nor --recompute-num-layers: "
+        "leave them out",
         "recompute method is not yet supported for selective recomputing granularity",
         "arguments.py:1426, since core 0.4",
     ),
@@ -293,16 +292,33 @@ RULES = (
         lambda x: (
             x.experts and x.dispatcher == "flex" and x.backend != "hybridep" and x.etp * x.ep == 1
         ),
-        "Megatron-LM sends no copies once per node where tp times ep is 1: take another dispatcher",
+        "Megatron-LM can't send copies once per node (flex) if tp times ep is 1: take a different "
+        "dispatcher",
         "DeepEP dispatcher requires TPxEP > 1",
         "token_dispatcher.py:1836, since core 0.17.1",
     ),
     Rule(
         lambda x: x.kv_heads and x.kv_heads % x.tp and x.tp % x.kv_heads,
-        "Megatron-LM doesn't deal {x.kv_heads} heads of keys and values out to tp {x.tp}: take a "
-        "tp that divides them",
+        "{x.kv_heads} heads of keys and values can't be shared out to tp {x.tp}: take a tp that "
+        "divides them",
         "num_query_groups ({}) must be a multiple or divisor of tensor_model_parallel_size",
         "transformer_config.py:1466, since core 0.16",
+    ),
+    Rule(
+        lambda x: x.deferred and x.pp == 1,
+        "one rank has no flush to compute the head's weight gradients in: leave "
+        "--defer-embedding-wgrad-compute out",
+        "Cannot defer embedding wgrad compute when pipeline model parallel is not used",
+        "model_parallel_config.py:547, since core 0.6",
+    ),
+    Rule(
+        lambda x: x.early_ramps and (x.V == 1 or x.waits_for_messages),
+        "the ramps can overlap messages only if the steady state does, which takes interleaving "
+        "without --no-overlap-p2p-communication: leave --overlap-p2p-communication-warmup-flush "
+        "out",
+        "Pipeline parallel communication overlapping in warmup and flush is only compatible with "
+        "overlap_p2p_comm but not batch_p2p_comm.",
+        "model_parallel_config.py:573, since core 0.10",
     ),
     Rule(
         lambda x: x.V > 1 and x.M < x.pp,
@@ -350,6 +366,13 @@ def uncounted(x: Line) -> Iterator[str]:
             "a predictor (MTP) is counted in a lab.Model that has it; else its rank takes a layer "
             "and a head more"
         )
+    if any((stage + 1) % x.pp for stage in x.predictors):
+        yield (
+            "an m before the last rank makes every message wait for an exchange of shapes and for "
+            "torch.cuda.synchronize (p2p_communication.py:327, since core 0.16)"
+        )
+    if x.deferred:
+        yield "the head's weight gradients that are put off into the flush are counted as if not"
     yield from empty_stages(x.drawn)
     if x.frequency:
         yield (

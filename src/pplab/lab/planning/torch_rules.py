@@ -43,7 +43,7 @@ TORCH_RULES = (
     ),
     Rule(
         lambda x: x.name.startswith("Interleaved") and x.M % max(1, x.M // x.pp),
-        "{x.M} microbatches aren't equal rounds of {x.pp} or more: take a multiple of {x.pp}",
+        "{x.M} microbatches don't make equal rounds of {x.pp} or more: take a multiple of {x.pp}",
         "requires the number of microbatches to be a multiple of the number of rounds ({}), but "
         "got {}.",
         "torch 2.13, schedules.py:2938, since 2.6",
@@ -112,15 +112,15 @@ _OF_PIPELINES = (
     ),
     Rule(
         lambda x: x.stages % x.pp,
-        "{x.depth} layers per stage make {x.stages} stages, and {x.pp} ranks have as many each: "
-        "change their number",
+        "{x.depth} layers per stage make {x.stages} stages, which don't divide among {x.pp} "
+        "ranks: change their number",
         "Number of virtual stages ({}) must be divisible by pipeline parallel size ({}).",
         "torchtitan 0.3.0, pipeline_parallel.py:235, since 0.2",
     ),
     Rule(
         lambda x: (x.name in _SINGLE) != (x.V == 1),
-        "{x.name} has another number of stages on each rank than {x.V}: change the layers per "
-        "stage, or the schedule",
+        "{x.name} can't have {x.V} stages on each rank: change the layers per stage, or the "
+        "schedule",
         "Single stage schedule requires exactly 1 stage per rank, but got {} stages per rank.",
         'torchtitan 0.3.0, pipeline_parallel.py:246, since 0.2; also "Multi-stage schedule '
         'requires at least 2 stages"',
