@@ -21,7 +21,7 @@ DURATIONS = ("forward", "backward", "backward_input", "backward_weight", "latenc
 
 @dataclass(frozen=True)
 class Level:
-    """A level. `end` must be true of every order that reaches the goal, because there may be several."""
+    """A level. `end` must be true of every order that reaches the goal: there may be several."""
 
     id: str
     title: str
@@ -69,7 +69,8 @@ class Level:
 
     def on_paper(self) -> str:
         """The task, and the size that a chart would show."""
-        return f"{plural(self.num_ranks, 'rank')}, {plural(self.num_microbatches, 'microbatch')}. {self.task()}"
+        ranks = plural(self.num_ranks, "rank")
+        return f"{ranks}, {plural(self.num_microbatches, 'microbatch')}. {self.task()}"
 
     def _memory(self) -> str:
         forwards = "forwards" if self.stages_per_rank == 1 else "forwards of a stage"

@@ -78,8 +78,8 @@ class Run:
 
     @property
     def held(self) -> Any:
-        """What ranks and stages held, in bytes, if an extra such as `lab.Meter()` has counted it and
-        gives their `memory`. Raises ValueError otherwise.
+        """What ranks and stages held, in bytes, if an extra such as `lab.Meter()` has counted it
+        and gives their `memory`. Raises ValueError otherwise.
         """
         for found in self.extras.values():
             if isinstance(getattr(found, "memory", None), Memory):
