@@ -230,7 +230,7 @@ def test_chapter_12_opens_with_what_was_published():
     for line, row in zip(table, ASKED["recipes"], strict=True):
         step = row["batch"] * row["sequence"] / row["tokens_per_s_per_gpu"] / row["gpus"]
         assert f"| {step:.1f} s | {row['batch']:,} × {row['sequence']:,} |" in line, line
-        assert f"| {row['peak_memory_gib'] or 'not told'}{' GiB' * bool(row['peak_memory_gib'])} |" in line
+        assert f"| {row['peak_memory_gib'] or 'not published'}{' GiB' * bool(row['peak_memory_gib'])} |" in line
         assert f"| {row['gpus']:,} " in line and f"{row['tokens_per_s_per_gpu']:,.0f}" in row["quote"].replace(
             f" {row['tokens_per_s_per_gpu']:.0f} ", f" {row['tokens_per_s_per_gpu']:,.0f} "
         )
