@@ -14,7 +14,7 @@ from .registry import Rows, register
 @register(
     "Interleaved1F1B",
     rules="any number of ranks, microbatches and stages per rank; "
-    "ramps as short as they get from M = P on",
+    "the ramps are shortest if M is at least P",
     placement="loop",
     source="Narayanan et al. 2021, arXiv:2104.04473; torch's ScheduleInterleaved1F1B",
     aliases=("interleaved", "VPP", "VPP-1F1B"),
