@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
-from ..errors import accept, positive_int, shown, unknown
+from ..errors import accept, expect, positive_int, shown, unknown
 from ..schedule import Schedule
 from ..simulator import validate
 from .listener import Extra
@@ -122,6 +122,7 @@ def make_job(
     check_divides(workload.batch_size, schedule.num_microbatches)
     job = Job(schedule, workload, Options.of(**options), train, tuple(extras))
     for extra in job.extras:
+        expect(Extra, extra=extra)
         job = extra.check(job)
     last, most = job.first_step + job.options.steps, job.workload.num_batches
     if most is not None and last > most:

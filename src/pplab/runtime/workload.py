@@ -33,10 +33,26 @@ class Batch:
     target: Tensor
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        fits = isinstance(self.inputs, tuple | list) and isinstance(self.context, Mapping)
+        if not fits or not all(isinstance(x, Tensor) for x in self.tensors):
+            fields = self.inputs, self.target, self.context
+            got = ", a ".join(type(each).__name__ for each in fields)
+            raise ValueError(
+                "a Batch takes a tuple of tensors for inputs, a tensor for target, and a dict of "
+                f"tensors for context, got a {got}: write Batch((x,), y, {{'mask': mask}})"
+            )
+
     def microbatches(self, num_microbatches: int) -> list[Batch]:
         """Cut the batch into equal microbatches. A subclass may cut differently. Raises ValueError
         when the batch can't be divided equally.
         """
+        firsts = {x.shape[:1] for x in self.tensors}
+        if len(firsts) > 1 or () in firsts:
+            shapes = [tuple(x.shape) for x in self.tensors]
+            raise ValueError(
+                f"the first dimension of all tensors must be the samples, got {shapes}"
+            )
         samples = len(self.target)
         check_divides(samples, num_microbatches)
         size = samples // num_microbatches
@@ -143,8 +159,8 @@ def check_workload(given: object) -> None:
     kind = type(given).__name__
     if not isinstance(given, Workload):
         raise ValueError(
-            f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: "
-            "inherit that class (pplab.lab.models.Modules makes one of a module)"
+            f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: make "
+            "one with pplab.lab.models.Modules(model, batches, loss), or inherit that class"
         )
     for name, method in vars(Workload).items():
         if callable(method) and not callable(value := getattr(given, name)):

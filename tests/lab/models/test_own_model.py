@@ -201,8 +201,8 @@ def with_field(**fields: object) -> Modules:
 @pytest.mark.parametrize(
     ("workload", "message"),
     [
-        (Tying(), "Tying is not a pplab.runtime.Workload, .* inherit that class"),
-        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*models.Modules makes one of a module"),
+        (Tying(), "Tying is not a pplab.runtime.Workload, .* or inherit that class"),
+        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*make one with pplab.lab.models.Modules"),
         (with_field(tied=True), "Modules.tied is True, where a run calls a method: rename it"),
         (with_field(name=3), "Modules needs a name in words"),
         (with_field(reduction="max"), 'a reduction that is "mean" or "sum"'),
@@ -250,9 +250,9 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
         (lambda: Modules(net(), modules.batch(), mse_loss).check(7), "6 layers can't make 7 stages"),
         (
             lambda: Modules(gpt(source="sample", num_layers=2).build_whole(), 1, 2),
-            "'GPT', .*only its author can cut: .* between the modules of blocks",
+            "'GPT', .*only its author can cut .* between the modules of blocks",
         ),
-        (lambda: Modules(nn.ModuleDict({"layers": net()}), 1, 2), "could be cut between the modules of layers"),
+        (lambda: Modules(nn.ModuleDict({"layers": net()}), 1, 2), "perhaps between the modules of layers"),
         (
             lambda: Modules(hooked(), modules.batch(), mse_loss),
             "this Sequential .* has hooks, .* put hooks on its layers",
@@ -265,8 +265,17 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
             lambda: Modules(net(), Batch((torch.ones(8, 6),), torch.tensor(1.0)), mse_loss),
             "target is a single number: its first dimension must be the batch's samples",
         ),
-        (lambda: pp.gantt(TWO), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
-        (lambda: pp.compare([TWO]), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
+        (lambda: pp.gantt(TWO), "must be a Timeline, got <Schedule 1F1B.*pplab.simulate"),
+        (lambda: pp.compare([TWO]), "must be a Timeline, got <Schedule 1F1B.*pplab.simulate"),
+        (
+            lambda: Batch(*NUMBERS),
+            r"a tuple of tensors for inputs, .* got a Tensor, a Tensor, a dict: write Batch\(\(x,\)",
+        ),
+        (lambda: Batch((NUMBERS[0],), NUMBERS[1], NUMBERS[0]), "got a tuple, a Tensor, a Tensor: write Batch"),
+        (lambda: Batch((torch.ones(4, 6),), torch.ones(8)).microbatches(2), r"the samples, got \[\(4, 6\), \(8,\)\]"),
+        (lambda: Modules(net(), modules.batch(), None), "loss must be a Callable, got None: give a function"),
+        (lambda: make_job(TWO, with_field(), 2, [5]), "extra must be an Extra, got 5: .* such as steps=5"),
+        (lambda: make_job(TWO, with_field(), 2, [Meter]), "extra must be an Extra, got .*Meter.*: give one such as"),
     ],
 )
 def test_what_cannot_be_done_is_said(make, message):
