@@ -14,9 +14,10 @@ _REMEDIES = {
     "pplab.Schedule(rows)",
     "Timeline": ": pplab.simulate(schedule) makes one, and a run has run.timeline",
     "Extra": ": give one such as lab.Meter(), and options by name, such as steps=5",
+    "Mapping": ": give a dict",
     "Callable": ": give a function",
     "Costs": ": give pplab.Costs(forward=1, latency=0.5), for example",
-    "Sequence": ": give a list",
+    "Sequence": ": give a list or a tuple, such as (x,)",
 }
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
 
@@ -67,9 +68,8 @@ def expect(kind: type, **given: object) -> None:
     """Raise ValueError unless every given value is of that kind."""
     for name, value in given.items():
         if not isinstance(value, kind):
-            of, remedy = kind.__name__, _REMEDIES.get(kind.__name__, "")
-            n = "n" * of.startswith("E")
-            raise ValueError(f"{name} must be a{n} {of}, got {shown(value)}{remedy}")
+            remedy = _REMEDIES.get(kind.__name__, "")
+            raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}{remedy}")
 
 
 def accept(frozen: object, **checked: object) -> None:

@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from ..errors import positive_int, shown
+from ..errors import expect, positive_int, shown
 
 Tensors = tuple[Tensor, ...]  # what crosses between stages; each (samples of a microbatch, ...)
 Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
@@ -34,14 +34,9 @@ class Batch:
     context: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        fits = isinstance(self.inputs, tuple | list) and isinstance(self.context, Mapping)
-        if not fits or not all(isinstance(x, Tensor) for x in self.tensors):
-            fields = self.inputs, self.target, self.context
-            got = ", a ".join(type(each).__name__ for each in fields)
-            raise ValueError(
-                "a Batch takes a tuple of tensors for inputs, a tensor for target, and a dict of "
-                f"tensors for context, got a {got}: write Batch((x,), y, {{'mask': mask}})"
-            )
+        expect(Sequence, inputs=self.inputs)
+        expect(Tensor, target=self.target)
+        expect(Mapping, context=self.context)
 
     def microbatches(self, num_microbatches: int) -> list[Batch]:
         """Cut the batch into equal microbatches. A subclass may cut differently. Raises ValueError

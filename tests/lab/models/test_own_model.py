@@ -206,7 +206,7 @@ def with_field(**fields: object) -> Modules:
         (with_field(tied=True), "Modules.tied is True, where a run calls a method: rename it"),
         (with_field(name=3), "Modules needs a name in words"),
         (with_field(reduction="max"), 'a reduction that is "mean" or "sum"'),
-        (TWO, "a run takes a pplab.Schedule, then a workload, got .* and Schedule"),
+        (TWO, "Schedule is not a pplab.runtime.Workload"),
     ],
 )
 def test_what_is_no_workload_is_refused_before_anything_starts(workload, message):
@@ -217,7 +217,7 @@ def test_what_is_no_workload_is_refused_before_anything_starts(workload, message
 @pytest.mark.parametrize(
     ("schedule", "options", "message"),
     [
-        ("1F1B", {}, "a run takes a pplab.Schedule, .* got '1F1B' and Modules: pplab.build"),
+        ("1F1B", {}, "schedule must be a Schedule, got '1F1B': pplab.build"),
         (
             TWO,
             {"optimizer": SGD([nn.Parameter(torch.ones(1))])},
@@ -269,13 +269,13 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
         (lambda: pp.compare([TWO]), "must be a Timeline, got <Schedule 1F1B.*pplab.simulate"),
         (
             lambda: Batch(*NUMBERS),
-            r"a tuple of tensors for inputs, .* got a Tensor, a Tensor, a dict: write Batch\(\(x,\)",
+            r"inputs must be a Sequence, got tensor\(.*: give a list or a tuple, such as \(x,\)",
         ),
-        (lambda: Batch((NUMBERS[0],), NUMBERS[1], NUMBERS[0]), "got a tuple, a Tensor, a Tensor: write Batch"),
+        (lambda: Batch((NUMBERS[0],), NUMBERS[1], NUMBERS[0]), "context must be a Mapping, got tensor.*: give a dict"),
         (lambda: Batch((torch.ones(4, 6),), torch.ones(8)).microbatches(2), r"the samples, got \[\(4, 6\), \(8,\)\]"),
         (lambda: Modules(net(), modules.batch(), None), "loss must be a Callable, got None: give a function"),
-        (lambda: make_job(TWO, with_field(), 2, [5]), "extra must be an Extra, got 5: .* such as steps=5"),
-        (lambda: make_job(TWO, with_field(), 2, [Meter]), "extra must be an Extra, got .*Meter.*: give one such as"),
+        (lambda: make_job(TWO, with_field(), 2, [5]), "extra must be a Extra, got 5: .* such as steps=5"),
+        (lambda: make_job(TWO, with_field(), 2, [Meter]), "extra must be a Extra, got .*Meter.*: give one such as"),
     ],
 )
 def test_what_cannot_be_done_is_said(make, message):
