@@ -42,12 +42,6 @@ class Batch:
         """Cut the batch into equal microbatches. A subclass may cut differently. Raises ValueError
         when the batch can't be divided equally.
         """
-        firsts = {x.shape[:1] for x in self.tensors}
-        if len(firsts) > 1 or () in firsts:
-            shapes = [tuple(x.shape) for x in self.tensors]
-            raise ValueError(
-                f"the first dimension of all tensors must be the samples, got {shapes}"
-            )
         samples = len(self.target)
         check_divides(samples, num_microbatches)
         size = samples // num_microbatches

@@ -263,7 +263,7 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
         ),
         (
             lambda: Modules(net(), Batch((torch.ones(8, 6),), torch.tensor(1.0)), mse_loss),
-            "target is a single number: its first dimension must be the batch's samples",
+            r"first dimension of a batch's tensors must be its samples, got \[\(8, 6\), \(\)\]",
         ),
         (lambda: pp.gantt(TWO), "must be a Timeline, got <Schedule 1F1B.*pplab.simulate"),
         (lambda: pp.compare([TWO]), "must be a Timeline, got <Schedule 1F1B.*pplab.simulate"),
@@ -272,7 +272,10 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
             r"inputs must be a Sequence, got tensor\(.*: give a list or a tuple, such as \(x,\)",
         ),
         (lambda: Batch((NUMBERS[0],), NUMBERS[1], NUMBERS[0]), "context must be a Mapping, got tensor.*: give a dict"),
-        (lambda: Batch((torch.ones(4, 6),), torch.ones(8)).microbatches(2), r"the samples, got \[\(4, 6\), \(8,\)\]"),
+        (
+            lambda: Modules(net(), Batch((torch.ones(4, 6),), torch.ones(8, 6)), mse_loss),
+            r"must be its samples, got \[\(4, 6\), \(8, 6\)\]",
+        ),
         (lambda: Modules(net(), modules.batch(), None), "loss must be a Callable, got None: give a function"),
         (lambda: make_job(TWO, with_field(), 2, [5]), "extra must be a Extra, got 5: .* such as steps=5"),
         (lambda: make_job(TWO, with_field(), 2, [Meter]), "extra must be a Extra, got .*Meter.*: give one such as"),

@@ -103,13 +103,13 @@ class Modules(Workload):
         self.batches, self._loss, self._weight = Batches(batches), loss, weight
         self.num_batches, self.notes = self.batches.count, self.batches.notes
         self.reduction, self.overlap, self.name = reduction, overlap, name
-        target = Modules.batch(self, 0).target  # a subclass may not be ready to make its own
-        if not target.dim():
+        batch = Modules.batch(self, 0)  # a subclass may not be ready to make its own
+        shapes = [tuple(x.shape) for x in batch.tensors]
+        if len({shape[:1] for shape in shapes}) > 1 or () in shapes:
             raise ValueError(
-                "the batch's target is a single number: its first dimension must be the batch's "
-                "samples"
+                f"the first dimension of a batch's tensors must be its samples, got {shapes}"
             )
-        self.batch_size = len(target)
+        self.batch_size = len(batch.target)
         self.batches.restart()
 
     def check(self, num_stages: int) -> None:
