@@ -92,8 +92,7 @@ class Asked:
 
 
 def read() -> list[tuple[Asked, dict[Candidate, float | None]]]:
-    """The sets, and for every layout what was measured (the mean, if it was measured twice), or None if it was out of
-    memory."""
+    """The sets, and for every layout what was measured (the mean, if twice), or None if it was out of memory."""
     found = []
     for one in json.loads(ROWS.read_text())["sets"]:
         hardware = replace(MACHINES[one["source"]], memory=one.get("memory", MACHINES[one["source"]].memory))
@@ -161,8 +160,7 @@ def predicted(asked: Asked, one: Candidate) -> tuple[float, float]:
 
 
 def zero3(asked: Asked, one: Candidate) -> tuple[float, float]:
-    """The same where all ranks share weights, gradients and optimizer, with gathers and sums at the same time as the
-    work."""
+    """The same where all ranks share weights, gradients and optimizer, with gathers and sums during the work."""
     model, has, state = asked.model, asked.machine, asked.state
     passes = asked.batch // (one.dp * one.microbatch)
     flops = model.num_layers * model.layer_flops(one.microbatch) + model.head_flops(one.microbatch)
@@ -185,7 +183,7 @@ def fewest(one: Candidate) -> tuple:
 
 
 def tensor_first(one: Candidate) -> tuple:
-    """A second rule: take the largest tensor degree, then the fewest stages that fit (Narayanan et al. 2021, section
+    """A second rule: the largest tensor degree, then the fewest stages that fit (Narayanan et al. 2021, section
     3.2)."""
     return one.recompute, -one.tp, one.per_pipeline, one.microbatch
 
@@ -197,8 +195,7 @@ def ranks(values: Sequence[Any]) -> list[float]:
 
 
 def correlation(one: Sequence[Any], other: Sequence[Any]) -> float | None:
-    """Spearman's rank correlation, from -1 to 1. It is 0 for two layouts, and where all values of one side are
-    equal."""
+    """Spearman's rank correlation, from -1 to 1. None for two layouts and where one side's values are all equal."""
     if len(one) < 3 or len(set(one)) == 1 or len(set(other)) == 1:
         return None
     return statistics.correlation(ranks(one), ranks(other))
@@ -225,8 +222,8 @@ UNSURE = lab.Unsure()  # what `lab.choose` takes when it isn't told
 
 
 def machines(has: Machine) -> list[Machine]:
-    """The machine as assumed, with slower links, with faster ones, and with FLOP/s that fall at every doubling of the
-    tensor degree."""
+    """The machine as assumed, with slower links, with faster ones, and with FLOP/s that fall as the tensor degree
+    grows."""
     links = [
         replace(
             has,
@@ -239,8 +236,7 @@ def machines(has: Machine) -> list[Machine]:
 
 
 def slower(steps: Sequence[Sequence[float]]) -> list[float]:
-    """By what share each layout is at least slower than the first, as `lab.choose` tells them apart, or 0 where it
-    can't.
+    """By what share each layout is at least slower than the first, as `lab.choose` tells them apart, or 0.
 
     Each layout has its steps on the four `machines`.
     """

@@ -57,8 +57,7 @@ class Setting:
 
 
 def spread(costs: Costs, placement: str) -> Costs:
-    """Costs per rank as costs per stage: half of a rank's for each of its two stages, or all of it for each of two
-    copies."""
+    """Costs per rank as costs per stage: half of a rank's for each of two stages, or all for each of two copies."""
     order = {"V": [0, 1, 2, 3, 3, 2, 1, 0], "loop": [0, 1, 2, 3] * 2, "bidirectional": [0, 1, 2, 3]}[placement]
     share = len(order) / P
     names = ("forward", "backward_input", "backward_weight")

@@ -6,15 +6,12 @@
 Every row is written as soon as it is measured, so a failure or an interrupt later loses nothing. The file of an earlier
 run is replaced when all parts have had their turn. Until then the rows are in `.unfinished`, and the same command on
 the same machine goes on with it. Delete it to start from the beginning. Parts come in the order of their worth, which
-differs between one GPU and several.
-
-With --deadline, the command ends in time whatever runs. Each part first gets some seconds, and the rest goes to those
-that aren't done, in order. What remains is measured when you give the command again. With --only, the file keeps its
-other parts, and `--only smoke` takes half a minute. Whatever is not run is printed with its reason and listed in the
-file. The exit status is 1 when anything failed.
-
-`--device cpu` tries the command itself. It measures nothing about a GPU, and its file says so. With `--size cores`, it
-measures the processor, as far as a rank has a core. `make bench` does that.
+differs between one GPU and several. With --deadline, the command ends in time whatever runs. Each part first gets some
+seconds, and the rest goes to those that aren't done, in order. What remains is measured when you give the command
+again. With --only, the file keeps its other parts, and `--only smoke` takes half a minute. Whatever is not run is
+printed with its reason and listed in the file. The exit status is 1 when anything failed. `--device cpu` tries the
+command itself and measures nothing about a GPU. With `--size cores`, it measures the processor, which `make bench`
+does.
 """
 
 from __future__ import annotations
@@ -268,8 +265,7 @@ def file_name(device: str, count: int = 1) -> str:
 
 
 def _ring_at(then: float | None) -> None:
-    """Interrupt what runs at this time on the monotonic clock, and again and again as long as it goes on (None:
-    never)."""
+    """Interrupt what runs at this time on the monotonic clock, and again and again until it stops (None: never)."""
 
     def ring(*_: object) -> None:
         raise Late(LATE)
@@ -280,8 +276,7 @@ def _ring_at(then: float | None) -> None:
 
 
 def _end_helpers() -> None:
-    """End processes that would live on for a while with this command's output in their hands, such as a fork server
-    that imports torch."""
+    """End processes that would keep this command's output, such as a fork server that imports torch."""
     for end, pid in ((os.kill, forkserver._forkserver._forkserver_pid), *((os.killpg, g) for g in gpu_tests.RUNNING)):
         with suppress(ProcessLookupError, TypeError):  # TypeError: there is no server
             end(pid, signal.SIGKILL)
@@ -289,8 +284,7 @@ def _end_helpers() -> None:
 
 @contextmanager
 def _ended_at(end: float | None, write_rows: Callable[[], None]) -> Iterator[None]:
-    """A context. If what runs inside hasn't stopped at this time on the monotonic clock, it is ended with the rows that
-    are there."""
+    """End what runs inside if it hasn't stopped at this time on the monotonic clock, with the rows that are there."""
 
     def now() -> None:
         print(f"FAILED: what runs doesn't stop, and is ended: {LATE}", flush=True)

@@ -89,8 +89,7 @@ class Mps:
         return {**self._daemons, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(self.percentage)}
 
     def notes(self) -> tuple[str, ...]:
-        """What ranks on parts of a GPU can't show, and whether MPS took them all, because without it CUDA goes on
-        without an error."""
+        """What ranks on parts of a GPU can't show, and whether MPS took them all, since CUDA goes on without it."""
         gpus = f"{self._num_gpus} GPU{'s' if self._num_gpus > 1 else ''}"
         said = (
             f"{self._num_ranks} ranks share {gpus} by MPS, each with at most {self.percentage} % of the "

@@ -99,8 +99,7 @@ def batch(setting: Setting, part: Part) -> None:
 
 
 def _shortest_forward(pool: Pool, schedule: pp.Schedule, size: Size, batch_size: int) -> dict:
-    """The shortest forward of a microbatch on a stage, in bfloat16. Where ranks take turns on a GPU, a span includes
-    the others' turns."""
+    """The shortest forward of a microbatch on a stage, in bfloat16, with the others' turns if ranks share a GPU."""
     gpt = models.gpt(source="sample", **{**size.gpt, "batch_size": batch_size})
     costs = pool.train(schedule, gpt, steps=2, optimizer=ADAMW, autocast=torch.bfloat16).costs
     turns = math.ceil(pool.num_ranks / len(set(pool.devices)))

@@ -128,9 +128,8 @@ class Subject:
 
 
 def stage_times(context: RankContext, width: int, length: int, samples: int, dtype: str, warm_ms: float) -> dict:
-    """On a rank, a row. Times are the GPU's, between events, or the core's. `hosts_share` is the share of them in which
-    the host asks for the work. A ratio is given by its quartiles over rounds, each of which measures everything
-    once."""
+    """On a rank, a row. Times are the GPU's, between events, or the core's. `hosts_share` is the host's share of them.
+    A ratio is given by its quartiles over rounds, each of which measures everything once."""
     subject = Subject(context, width, length, samples, dtype)
     took = _warm_up(subject.device, lambda: [call() for _, call in subject.round()], warm_ms)
     rounds, asked_ms = [], 0.0

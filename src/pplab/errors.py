@@ -12,9 +12,12 @@ from typing import Any
 _REMEDIES = {
     "Schedule": ': pplab.build("1F1B", num_ranks=4, num_microbatches=8) makes one, or '
     "pplab.Schedule(rows)",
-    "Timeline": ": pplab.simulate(schedule) makes one",
+    "Timeline": ": pplab.simulate(schedule) makes one, and a run has run.timeline",
+    "Extra": ": give one such as lab.Meter(), and options by name, such as steps=5",
+    "Mapping": ": give a dict",
+    "Callable": ": give a function",
     "Costs": ": give pplab.Costs(forward=1, latency=0.5), for example",
-    "Sequence": ": give a list",
+    "Sequence": ": give a list or a tuple, such as (x,)",
 }
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
 
@@ -79,7 +82,7 @@ def accept(frozen: object, **checked: object) -> None:
 def shown(value: object) -> str:
     """A value as an error shows it: its repr, cut to one short line."""
     try:
-        text = repr(value)
+        text = " ".join(map(str.strip, repr(value).splitlines()))
     except Exception:  # an integer of too many digits, a list in itself, somebody's own
         text = object.__repr__(value)
     return text if len(text) <= 160 else f"{text[:150]} ..."

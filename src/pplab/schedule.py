@@ -44,9 +44,7 @@ class Schedule:
         made = plain and set(map(type, chain.from_iterable(rows))) == {Action}  # by a builder
         items = tuple(map(tuple, rows)) if made else text.checked(rows)
         if not any(items):
-            raise ValueError(
-                f"a schedule needs at least one action, such as 0F0, got {text.shown(rows)}"
-            )
+            raise ValueError("a schedule needs at least one action, such as 0F0")
         accept(self, rows=items, name=name, columns=Columns.of(items))
 
     @cached_property

@@ -23,16 +23,14 @@ def run(
     durations: Sequence[float],
     lags: Sequence[float],
 ) -> tuple[list, list]:
-    """When every item starts and when it ends. Both are None for an item that never runs, for
-    example in a circle of ranks that wait for each other.
+    """When every item starts, and when it ends: both None if it never runs, as in a waiting circle.
 
-    Items are numbers, and the items of a row take turns. Item i starts once two things have
-    happened. The item before it has ended, and what it needs has arrived, which is `lags[i]` after
-    the end of item `needs[i]`. The item takes `durations[i]`. A row can be a rank, which runs
-    actions, or anything else that does one thing after the other. For example, a narrow link is a
-    row of messages. Each message needs the action that sends it, and the action that receives it
-    needs the message. Where an item waits for two others, an item that takes no time stands before
-    it in its row and needs the second one.
+    Items are numbers, and those of a row take turns. Item i starts once the one before it has ended
+    and what it needs has arrived: that is `lags[i]` after the end of item `needs[i]`, if it needs
+    one. It takes `durations[i]`. A rank is a row of actions. So is whatever else does one thing
+    after the other: a narrow link is a row of messages, each of which needs the action that sends
+    it, and is needed by the one that receives it. Where something waits for two items, an item that
+    needs the second, and takes no time, stands before it in its row.
     """
     starts, ends = [None] * len(needs), [None] * len(needs)
     waiting = {}  # of an item that hasn't run: the workers that stand still until it has

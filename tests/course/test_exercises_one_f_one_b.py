@@ -142,7 +142,7 @@ WRONG = [
     (exercise.longer_sequences, screws(cut="8897"), f"cut: {WHOLE}"),
     (exercise.longer_sequences, screws(cut=(16, 16)), f"cut: {WHOLE}"),
     (exercise.longer_sequences, screws(in_flight=4), f"in_flight: {WHOLE}"),
-    (exercise.longer_sequences, screws(in_flight=True), "'bool' object"),
+    (exercise.longer_sequences, screws(in_flight=True), "in_flight has 1 values for 4 ranks"),
     (exercise.longer_sequences, screws(in_flight=(0, 1, 1, 1)), "in_flight[0] must be an integer of at least 1"),
     (exercise.longer_sequences, screws(in_flight=(1, 1, 2, 2)), "deadlock"),
 ]

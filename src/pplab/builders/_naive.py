@@ -11,7 +11,7 @@ from .registry import Rows, register
     source="what splitting a model over devices does by itself",
 )
 def naive(num_ranks: int, num_microbatches: int) -> Rows:
-    """Send one microbatch at a time through all stages and back, so one rank works at a time."""
+    """One microbatch goes through all stages and back, then the next: one rank works at a time."""
     rows = []
     for rank in range(num_ranks):
         forwards = actions_of(rank, F, range(num_microbatches))

@@ -1,9 +1,9 @@
 """Send tensors between ranks: the base of every transport, and the transport through shared memory
 for ranks of one host.
 
-Ranks agree on shapes and dtypes through the pool's store, once per stage and kind of microbatch,
-because all of them know the shapes of a microbatch. Every send is checked against what was agreed,
-since gloo accepts a message that is too short without an error.
+Ranks agree on shapes and dtypes through the pool's store, once per stage and kind of microbatch. A
+microbatch's own shapes, which all ranks know, are its kind. Every send is checked against what was
+agreed, since gloo accepts a message that is too short without an error.
 
 Both ranks map the shared memory, and a pipe announces what lies in it. The sender copies a message
 into a free slot and writes the slot's number to the channel's pipe. The receiver copies the message

@@ -14,7 +14,7 @@ from .workload import Batch, Tensors
 
 @dataclass
 class Executor:
-    """Runs the lowered row of one rank. `around(event, what)` tells the listeners."""
+    """Runs one rank's lowered row. `around(event, what)` tells listeners."""
 
     rank: int
     row: Sequence[Action | Overlap]
@@ -41,9 +41,7 @@ class Executor:
         assert not self.local and not self.outbox, "everything made in a step is used in it"
 
     def compute(self, item: Action | Overlap) -> None:
-        """Fetch what the item needs, run it, and put the results where later items look for
-        them.
-        """
+        """Fetch what the item needs, run it, and put what it makes where it will be looked for."""
         run = [partial(self.act, action, self.fetch(action)) for action in parts(item)]
         with self.around("item", item):
             made = self.overlap(*run) if len(run) > 1 and self.overlap else [each() for each in run]
@@ -55,7 +53,7 @@ class Executor:
                     self.outbox[message.send] = tensors
 
     def fetch(self, action: Action) -> Tensors:
-        """What an action needs from a different stage, either of this rank or received."""
+        """What an action needs of another stage: from this rank, or received."""
         receive = incoming(action, self.num_stages)
         if receive is None:
             return ()
@@ -65,7 +63,7 @@ class Executor:
             return self.comm.receive(receive)
 
     def act(self, action: Action, received: Tensors) -> Tensors:
-        """Run one action and return what it made for a different stage."""
+        """Run one action; returns what it made for another stage."""
         stage, m = self.stages[action.stage], action.microbatch
         with self.around("action", action):
             match action.kind:

@@ -60,8 +60,8 @@ def main(owner: int, folder: str, temporary: str) -> None:
 
 
 def _handle(pid: int) -> list[int]:
-    """A handle for a process that stays valid even when its number is given to a different one, or
-    None on systems without such a thing.
+    """A list with a handle for a process that stays valid even when its number is given to a
+    different one. It is empty on systems without such handles.
     """
     try:
         return [os.pidfd_open(pid)]

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import torch
 from torch import nn
 
-from ..errors import accept, positive_int, shown, unknown
+from ..errors import accept, expect, positive_int, unknown
 from ..schedule import Schedule
 from ..simulator import validate
 from .listener import Extra
@@ -105,12 +105,7 @@ def make_job(
     """
     from .rank import train
 
-    if isinstance(workload, Schedule) or not isinstance(schedule, Schedule):
-        raise ValueError(
-            f"a run takes a pplab.Schedule, then a workload, got {shown(schedule)} and "
-            f'{type(workload).__name__}: pplab.build("1F1B", num_ranks=2, num_microbatches=8) '
-            "makes a schedule"
-        )
+    expect(Schedule, schedule=schedule)
     check_workload(workload)
     validate(schedule)
     if schedule.num_ranks != num_ranks:
@@ -122,6 +117,7 @@ def make_job(
     check_divides(workload.batch_size, schedule.num_microbatches)
     job = Job(schedule, workload, Options.of(**options), train, tuple(extras))
     for extra in job.extras:
+        expect(Extra, extra=extra)
         job = extra.check(job)
     last, most = job.first_step + job.options.steps, job.workload.num_batches
     if most is not None and last > most:

@@ -38,9 +38,9 @@ class Pool:
     `device` is "auto", "cpu" or "cuda". With CUDA, rank r computes on GPU r, or the ranks share the
     GPUs there are. `transport` is "auto", "shared" (memory that the ranks share), "gloo" or "nccl"
     (one GPU per rank). `threads` is the number per rank, by default a fair share of the cores. A
-    rank that makes no progress for `timeout_s` seconds ends the run with an error. `beside` runs
-    for as long as the ranks are up and describes what it is asked to do. For example, `Mps` in
-    benchmarks/gpu_mps.py is for ranks that share a GPU.
+    rank that makes no progress for `timeout_s` seconds ends the run with an error. `beside` is
+    something that runs as long as the ranks are up, such as `Mps` in benchmarks/gpu_mps.py (for
+    ranks that share a GPU), which shows what it has to do.
 
     Ranks meet at ports of 127.0.0.1 alone, unencrypted and without a password. Nonsense sent there
     does no harm. But on a machine on which strangers run programs, their program can join, so start

@@ -14,7 +14,7 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from ..errors import positive_int, shown
+from ..errors import expect, positive_int, shown
 
 Tensors = tuple[Tensor, ...]  # what crosses between stages; each (samples of a microbatch, ...)
 Places = Sequence[tuple[int, str]]  # of a tied weight: stages, and its name there
@@ -32,6 +32,11 @@ class Batch:
     inputs: Tensors
     target: Tensor
     context: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        expect(Sequence, inputs=self.inputs)
+        expect(Tensor, target=self.target)
+        expect(Mapping, context=self.context)
 
     def microbatches(self, num_microbatches: int) -> list[Batch]:
         """Cut the batch into equal microbatches. A subclass may cut differently. Raises ValueError
@@ -143,8 +148,8 @@ def check_workload(given: object) -> None:
     kind = type(given).__name__
     if not isinstance(given, Workload):
         raise ValueError(
-            f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: "
-            "inherit that class (pplab.lab.models.Modules makes one of a module)"
+            f"{kind} is not a pplab.runtime.Workload, which describes model, data and loss: make "
+            "one with pplab.lab.models.Modules(model, batches, loss), or inherit that class"
         )
     for name, method in vars(Workload).items():
         if callable(method) and not callable(value := getattr(given, name)):

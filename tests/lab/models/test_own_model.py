@@ -201,12 +201,12 @@ def with_field(**fields: object) -> Modules:
 @pytest.mark.parametrize(
     ("workload", "message"),
     [
-        (Tying(), "Tying is not a pplab.runtime.Workload, .* inherit that class"),
-        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*models.Modules makes one of a module"),
+        (Tying(), "Tying is not a pplab.runtime.Workload, .* or inherit that class"),
+        (nn.Linear(6, 6), "Linear is not a pplab.runtime.Workload, .*make one with pplab.lab.models.Modules"),
         (with_field(tied=True), "Modules.tied is True, where a run calls a method: rename it"),
         (with_field(name=3), "Modules needs a name in words"),
         (with_field(reduction="max"), 'a reduction that is "mean" or "sum"'),
-        (TWO, "a run takes a pplab.Schedule, then a workload, got .* and Schedule"),
+        (TWO, "Schedule is not a pplab.runtime.Workload"),
     ],
 )
 def test_what_is_no_workload_is_refused_before_anything_starts(workload, message):
@@ -217,7 +217,7 @@ def test_what_is_no_workload_is_refused_before_anything_starts(workload, message
 @pytest.mark.parametrize(
     ("schedule", "options", "message"),
     [
-        ("1F1B", {}, "a run takes a pplab.Schedule, .* got '1F1B' and Modules: pplab.build"),
+        ("1F1B", {}, "schedule must be a Schedule, got '1F1B': pplab.build"),
         (
             TWO,
             {"optimizer": SGD([nn.Parameter(torch.ones(1))])},
@@ -250,9 +250,9 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
         (lambda: Modules(net(), modules.batch(), mse_loss).check(7), "6 layers can't make 7 stages"),
         (
             lambda: Modules(gpt(source="sample", num_layers=2).build_whole(), 1, 2),
-            "'GPT', .*only its author can cut: .* between the modules of blocks",
+            "'GPT', .*only its author can cut .* between the modules of blocks",
         ),
-        (lambda: Modules(nn.ModuleDict({"layers": net()}), 1, 2), "could be cut between the modules of layers"),
+        (lambda: Modules(nn.ModuleDict({"layers": net()}), 1, 2), "perhaps between the modules of layers"),
         (
             lambda: Modules(hooked(), modules.batch(), mse_loss),
             "this Sequential .* has hooks, .* put hooks on its layers",
@@ -263,10 +263,22 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
         ),
         (
             lambda: Modules(net(), Batch((torch.ones(8, 6),), torch.tensor(1.0)), mse_loss),
-            "target is a single number: its first dimension must be the batch's samples",
+            r"first dimension of a batch's tensors must be its samples, got \[\(8, 6\), \(\)\]",
         ),
-        (lambda: pp.gantt(TWO), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
-        (lambda: pp.compare([TWO]), "shows a pplab.Timeline, got <Schedule 1F1B.*pplab.simulate"),
+        (lambda: pp.gantt(TWO), "must be a Timeline, got <Schedule 1F1B.*pplab.simulate"),
+        (lambda: pp.compare([TWO]), "must be a Timeline, got <Schedule 1F1B.*pplab.simulate"),
+        (
+            lambda: Batch(*NUMBERS),
+            r"inputs must be a Sequence, got tensor\(.*: give a list or a tuple, such as \(x,\)",
+        ),
+        (lambda: Batch((NUMBERS[0],), NUMBERS[1], NUMBERS[0]), "context must be a Mapping, got tensor.*: give a dict"),
+        (
+            lambda: Modules(net(), Batch((torch.ones(4, 6),), torch.ones(8, 6)), mse_loss),
+            r"must be its samples, got \[\(4, 6\), \(8, 6\)\]",
+        ),
+        (lambda: Modules(net(), modules.batch(), None), "loss must be a Callable, got None: give a function"),
+        (lambda: make_job(TWO, with_field(), 2, [5]), "extra must be a Extra, got 5: .* such as steps=5"),
+        (lambda: make_job(TWO, with_field(), 2, [Meter]), "extra must be a Extra, got .*Meter.*: give one such as"),
     ],
 )
 def test_what_cannot_be_done_is_said(make, message):

@@ -68,7 +68,7 @@ def test_what_peft_makes_is_trained_as_peft_does_it_and_comes_home(
 
 def test_a_model_of_pefts_is_refused_with_what_to_do():
     model = peft.get_peft_model(GPT2LMHeadModel(GPT2), peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
-    with pytest.raises(ValueError, match=r"got a PeftModel: .* with peft's that of get_base_model\(\): models.Modules"):
+    with pytest.raises(ValueError, match=r"got a PeftModel: .* with peft its get_base_model\(\)\): models.Modules"):
         models.from_transformers(model)
     with pytest.raises(ValueError, match=r"don't know how to cut a PeftModel.*with peft's the model of get_base_model"):
         models.cut(model, 2)

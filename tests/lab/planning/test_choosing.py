@@ -313,9 +313,9 @@ def test_a_model_by_numbers_names_what_is_missing(capsys):
         ("layers=12", "needs width"),
         ("width=12", "needs layers"),
         ("layers=12,wide=3", "wide=3 isn't a number of a model: expected numbers with these names: layers, width"),
-        ("layers=12,width=3.5", "width=3.5 says nothing"),
+        ("layers=12,width=3.5", "width=3.5 isn't a number of a model"),
         ("layers=12,width=64,gated=yes", "gated=yes isn't a number of a model: .*true or false for gated"),
-        ("layers=12,width=64,layers=true", "layers=true says nothing"),
+        ("layers=12,width=64,layers=true", "layers=true isn't a number of a model"),
         ("layers=12,width=64,layers=24", "layers is given twice: give it once, got layers=12"),
     ):
         assert main(["choose", model, *ASKED[1:]]) == 1

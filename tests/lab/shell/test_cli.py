@@ -264,7 +264,10 @@ def test_a_lowered_files_messages_are_checked_and_what_was_not_looked_at_is_said
         ("simulate --schedule GPipe --ranks 2 --microbatches -3", "num_microbatches must be an integer of at least 1"),
         ("simulate --schedule GPipe --ranks 2", "needs --ranks and --microbatches"),
         ("simulate", "name a schedule"),
-        ("simulate --schedule GPipe --ranks 2 --microbatches 2 --stages-per-rank 2", "unknown option of GPipe"),
+        (
+            "simulate --schedule GPipe --ranks 2 --microbatches 2 --stages-per-rank 2",
+            "--stages-per-rank can't be chosen for GPipe",
+        ),
         ("simulate --schedule GPipe --ranks 2 --microbatches 2 --forward 1,2,3", "3 values for 2"),
         ("validate 'no such file.csv'", "there is no file no such file.csv: check its name, and the folder"),
         ("validate /", "/ can't be read or written: is a directory"),

@@ -55,8 +55,8 @@ class Pace(Extra):
         return replace(job, how="paced")
 
     def check_devices(self, job: Job, devices: Sequence[str], transport: str) -> None:
-        """Raise ValueError where messages can't be delayed, because the transport doesn't know when
-        they have left, and for torch's runtime, which paces by kind and stage alone.
+        """Raise ValueError where a run can't be paced. Messages can be delayed in shared memory
+        alone, and torch's runtime paces by kind and stage alone.
         """
         if self.costs.by_microbatch and job.engine_name != "pplab":
             raise ValueError(

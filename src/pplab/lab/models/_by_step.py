@@ -212,7 +212,7 @@ def as_batch(found: object, step: int) -> Batch:
     raise ValueError(
         f"step {step} has a {type(found).__name__} instead of a batch: expected a "
         "pplab.runtime.Batch, or a pair (inputs, target) of tensors whose first dimension is the "
-        "batch's"
+        "batch's. For one pair in every step, give pplab.runtime.Batch((inputs,), target)"
     )
 
 

@@ -44,10 +44,9 @@ def checked_config(config: object) -> PreTrainedConfig:
             f"{type(config).__name__}"
         )
         raise ValueError(
-            f"{expected}: of a model give its .config, which is without weights, or the folder "
-            "that its save_pretrained(folder) made; or cut the model that is there, adapters and "
-            "all, with peft's that of get_base_model(): models.Modules(models.cut(model, 2), "
-            "batches, loss)"
+            f"{expected}. If you have a model, give its .config, for random weights, or the folder "
+            "that its save_pretrained(folder) made. Or train the model itself, adapters and all "
+            "(with peft its get_base_model()): models.Modules(models.cut(model, 2), batches, loss)"
         )
     _check_sizes(config.to_dict(), type(config).__name__)
     return config

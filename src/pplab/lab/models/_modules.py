@@ -11,7 +11,7 @@ from itertools import accumulate
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ...errors import shown
+from ...errors import expect, shown
 from ...runtime import Batch, Places, Workload, as_tuple
 from ._by_step import Batches, as_batch
 from ._cutting import check_layers, layer_ranges, weights_of
@@ -99,16 +99,17 @@ class Modules(Workload):
         self.cut = None if cut is None else tuple(cut)
         if cut is not None:
             self.check(len(self.cut))
+        expect(Callable, loss=loss)
         self.batches, self._loss, self._weight = Batches(batches), loss, weight
         self.num_batches, self.notes = self.batches.count, self.batches.notes
         self.reduction, self.overlap, self.name = reduction, overlap, name
-        target = Modules.batch(self, 0).target  # a subclass may not be ready to make its own
-        if not target.dim():
+        batch = Modules.batch(self, 0)  # a subclass may not be ready to make its own
+        shapes = [tuple(x.shape) for x in batch.tensors]
+        if len({shape[:1] for shape in shapes}) > 1 or () in shapes:
             raise ValueError(
-                "the batch's target is a single number: its first dimension must be the batch's "
-                "samples"
+                f"the first dimension of a batch's tensors must be its samples, got {shapes}"
             )
-        self.batch_size = len(target)
+        self.batch_size = len(batch.target)
         self.batches.restart()
 
     def check(self, num_stages: int) -> None:
@@ -224,14 +225,10 @@ def _listed(model: object) -> list[nn.Module]:
         )
     lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     rows = [name for name, each in model.named_modules() if name and isinstance(each, lists)]
-    where = (
-        f"between the modules of {', '.join(rows)}"
-        if rows
-        else "nowhere that can be seen from outside"
-    )
+    where = f" (perhaps between the modules of {', '.join(rows)})" if rows else ""
     raise ValueError(
-        f"{what}, whose forward only its author can cut: it could be cut {where}. Make a stage of "
-        "what comes before a cut and one of what comes behind, or write a pplab.runtime.Workload"
+        f"{what}, whose forward only its author can cut{where}: give a list with a stage of what "
+        "comes before the cut and one of what comes after it, or write a pplab.runtime.Workload"
     )
 
 

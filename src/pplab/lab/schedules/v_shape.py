@@ -43,7 +43,7 @@ class Local:
     aliases=("ZB-V",),
 )
 def zb_v(num_ranks: int, num_microbatches: int) -> Rows:
-    """Wait in no span when F = I = W, in 1F1B's memory, with two stages per rank in a V.
+    """Run without a wait in any span when F = I = W, in 1F1B's memory, on a V.
 
     Every rank holds at most P activations of a full stage. It is built for at least 2P-1
     microbatches. With fewer, actions of microbatches beyond M are left out, as in torch.
