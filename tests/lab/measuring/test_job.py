@@ -10,6 +10,7 @@ import subprocess
 import sys
 from functools import cache
 from itertools import product
+from math import inf
 from pathlib import Path
 from statistics import fmean
 
@@ -18,8 +19,9 @@ import pytest
 import pplab_course
 from pplab import lab
 from pplab.__main__ import main
+from pplab.lab.measuring import explaining
 from pplab.lab.measuring.explaining import _taken_away
-from pplab.lab.measuring.job import ACTION, Change
+from pplab.lab.measuring.job import ACTION, Change, TracedJob
 from pplab.lab.measuring.suspects import Seen, find
 
 TRACES = Path(__file__).with_name("traces")
@@ -49,8 +51,19 @@ def test_without_a_change_every_step_ends_when_it_did_and_the_parts_of_an_iterat
     for row in found.ranks:
         parts = [row[name] for name in ("computing", "other work", "own idle", "waiting")]
         assert sum(parts) == pytest.approx(mean) and min(parts) > -0.01 * mean
+    assert ("± of a cause" in str(found)) == bool(found.causes)
     data = json.loads(json.dumps(found.to_dict()))
     assert len(data["ranks"]) == len(found.job.rows) and str(found.table) in str(found)
+
+
+def test_a_suspect_that_stays_doubtful_is_replayed_once(monkeypatch):
+    replayed, replay = [], TracedJob.replay
+    monkeypatch.setattr(explaining, "_error", lambda saved: inf)  # so that all are doubtful
+    monkeypatch.setattr(TracedJob, "replay", lambda job, change=None: replayed.append(change) or replay(job, change))
+    found = lab.explain(TRACES / "validated")
+    assert found.causes == () and len(found.doubtful) > 2
+    changes = [frozenset((each.durations | each.gaps | each.transits).items()) for each in replayed[1:]]
+    assert len(changes) >= len(found.doubtful) and len(changes) == len(set(changes))
 
 
 def test_a_change_moves_what_follows_from_it():
@@ -140,7 +153,7 @@ def test_faults_that_hide_behind_each_other_are_named_together(tmp_path):
 
 
 def test_a_link_that_nobody_waited_for_has_an_upper_bound():
-    found = lab.explain(TRACES / "slow-stage")
+    found = lab.explain(TRACES / "validated")
     assert found.links[3, 2][1] and "3->2 at most " in str(found) and "2->3 at most" not in str(found)
     assert {"source": 3, "target": 2, "at most": found.links[3, 2][0]} in found.to_dict()["links"]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -231,12 +231,13 @@ def explain(*places: str | Path) -> ExplainedJob:
     job = read_traces(*places)
     seen, lengths = Seen(job), job.lengths(job.replay())
     causes, doubtful = _causes(seen, lengths)
-    notes = [
-        *job.notes,
-        "± of a cause holds for 95 of 100 such runs. What another run may differ by besides is "
-        f"{_RUNS:.1%}, as in three equal runs that were recorded, or the scatter of this job's "
-        "iterations where that is more",
-    ]
+    notes = [*job.notes]
+    if causes:
+        notes.append(
+            "± of a cause holds for 95 of 100 such runs. What another run may differ by besides is "
+            f"{_RUNS:.1%}, as in three equal runs that were recorded, or the scatter of this job's "
+            "iterations where that is more"
+        )
     orders: list[WhatIf] = []
     if any(cause.kind in ("pauses", "late rank") for cause in causes):
         notes.append(
@@ -271,71 +272,97 @@ def explain(*places: str | Path) -> ExplainedJob:
 
 def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cause]]:
     """The suspects that are causes, and those that may be."""
-    job = seen.job
     found = sorted(find(seen), key=lambda suspect: -_taken_away(suspect.change))
-    least = _LEAST * fmean(lengths)
-    causes: list[Cause] = []
-    doubtful: list[Cause] = []
-    change, now, critical = Change(), list(lengths), job.critical(Change())
+    search = _Search(seen.job, lengths)
+    while best := search.best(found[:_MOST]) or search.best(search.together(found)):
+        search.judge(best)
+        if best in found:
+            found.remove(best)
+        else:  # all of its kind
+            found = [suspect for suspect in found if suspect.kind != best.kind]
+    return search.causes, search.doubtful
 
-    def try_out(suspects: Sequence[Suspect]) -> tuple[Suspect, list[float]] | None:
-        """The suspect that saves most, with the iterations without it, if it saves enough to be a
-        cause.
-        """
-        best, shortest = None, fmean(now) - least
+
+class _Search:
+    """Takes causes away, one after the other. Between two of them, a suspect is replayed once."""
+
+    def __init__(self, job: TracedJob, lengths: Sequence[float]):
+        self.job, self.lengths = job, lengths
+        self.causes: list[Cause] = []
+        self.doubtful: list[Cause] = []
+        self._least = _LEAST * fmean(lengths)
+        self._groups: dict[tuple[Suspect, ...], Suspect] = {}
+        self._go_on(Change(), lengths)
+        self._alone = self._replayed  # the iterations without each suspect and nothing else
+
+    def _go_on(self, change: Change, now: Sequence[float]) -> None:
+        """Without what `change` takes away, the iterations take so long now."""
+        self._change, self._now = change, now
+        self._critical = self.job.critical(change)
+        self._replayed: dict[Suspect, list[float]] = {}
+
+    def _without(self, suspect: Suspect) -> list[float]:
+        """The iterations without it and the causes found so far."""
+        if suspect not in self._replayed:
+            marks = self.job.replay(self._change & suspect.change)
+            self._replayed[suspect] = self.job.lengths(marks)
+        return self._replayed[suspect]
+
+    def best(self, suspects: Iterable[Suspect]) -> Suspect | None:
+        """The one that saves most, where that is enough for a cause."""
+        now = fmean(self._now)
+        best, shortest = None, now - self._least
         for suspect in suspects:
-            most = sum(_taken_away(suspect.change, path) for path in critical)
-            if fmean(now) - most / len(now) <= shortest:  # else it can't save enough
-                without = job.lengths(job.replay(change & suspect.change))
-                if fmean(without) <= shortest:
-                    best, shortest = (suspect, without), fmean(without)
+            most = sum(_taken_away(suspect.change, path) for path in self._critical)
+            if now - most / len(self._now) > shortest:
+                continue  # it can't save enough
+            without = fmean(self._without(suspect))
+            if without <= shortest:
+                best, shortest = suspect, without
         return best
 
-    while best := try_out(found[:_MOST]) or try_out(_together(found)):
-        suspect, without = best
-        alone_found = any(each is suspect for each in found)
-        found = [
-            each
-            for each in found
-            if (each is not suspect if alone_found else each.kind != suspect.kind)
-        ]
-        saved = [before - after for before, after in zip(now, without, strict=True)]
-        alone = fmean(lengths) - fmean(
-            job.lengths(job.replay(suspect.change)) if causes else without
-        )
-        error = _error(saved)
+    def together(self, suspects: Sequence[Suspect]) -> Iterator[Suspect]:
+        """What several ranks have alike, as one suspect for each kind."""
+        by_kind: dict[str, list[Suspect]] = defaultdict(list)
+        for suspect in suspects:
+            by_kind[suspect.kind].append(suspect)
+        for alike in map(tuple, by_kind.values()):
+            if len(alike) > 1:
+                if alike not in self._groups:
+                    self._groups[alike] = _together(alike)
+                yield self._groups[alike]
+
+    def judge(self, suspect: Suspect) -> None:
+        """Count it among the causes, whose times go with it, or among what is doubtful."""
+        without = self._without(suspect)
+        saved = [before - after for before, after in zip(self._now, without, strict=True)]
+        saves, error = fmean(saved), _error(saved)
+        if suspect not in self._alone:
+            self._alone[suspect] = self.job.lengths(self.job.replay(suspect.change))
+        alone = fmean(self.lengths) - fmean(self._alone[suspect])
         left = fmean(without), _spread(without), _between_runs(without)
-        cause = Cause(suspect.kind, suspect.ranks, suspect.what, alone, fmean(saved), error, *left)
-        if error is not None and error > fmean(saved):
-            doubtful.append(cause)
-            continue
-        change, now = change & suspect.change, without
-        critical = job.critical(change)
-        causes.append(cause)
-    return causes, doubtful
+        cause = Cause(suspect.kind, suspect.ranks, suspect.what, alone, saves, error, *left)
+        if error is not None and error > saves:
+            self.doubtful.append(cause)
+        else:
+            self.causes.append(cause)
+            self._go_on(self._change & suspect.change, without)
 
 
-def _together(suspects: Sequence[Suspect]) -> list[Suspect]:
-    """Faults that several ranks have alike, where each one's hides behind the others'. The job is
-    faster only without all of them.
+def _together(alike: Sequence[Suspect]) -> Suspect:
+    """Faults of one kind, each of which hides behind the others. The job is faster only without all
+    of them.
     """
-    by_kind: dict[str, list[Suspect]] = defaultdict(list)
-    for suspect in suspects:
-        by_kind[suspect.kind].append(suspect)
-    found = []
-    for kind, alike in by_kind.items():
-        if len(alike) > 1:
-            ranks = tuple(sorted({rank for suspect in alike for rank in suspect.ranks}))
-            told = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
-            what = (
-                f"{len(alike)} faults of one kind hide behind each other, on ranks {told}. The "
-                f"largest: {alike[0].what}"
-            )
-            change = Change()
-            for suspect in alike:
-                change = change & suspect.change
-            found.append(Suspect(kind, ranks, what, change))
-    return found
+    ranks = tuple(sorted({rank for suspect in alike for rank in suspect.ranks}))
+    told = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+    what = (
+        f"{len(alike)} faults of one kind hide behind each other, on ranks {told}. The "
+        f"largest: {alike[0].what}"
+    )
+    change = Change()
+    for suspect in alike:
+        change = change & suspect.change
+    return Suspect(alike[0].kind, ranks, what, change)
 
 
 def _taken_away(change: Change, of: Collection[Event | Message] | None = None) -> float:

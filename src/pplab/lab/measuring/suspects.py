@@ -33,7 +33,7 @@ _FEWEST = 4  # messages that were asked for before they were sent, to judge a li
 _PART = 0.2  # of the largest: an iteration with less hasn't got it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Suspect:
     """Something that may make the job slow, and the job's times without it."""
 
