@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from html import unescape
 from itertools import product
 from urllib.parse import parse_qs
@@ -621,6 +622,15 @@ def test_a_page_of_a_schedule_simulates_it_under_its_costs(evaluate: Evaluate, c
     else:
         with pytest.raises(ValueError, match="no address shows this: one holds a single schedule, and costs that"):
             page.link("explorer.html")
+
+
+def test_a_cost_without_a_field_is_drawn_and_not_dropped() -> None:
+    """Such as one on messages that Costs hasn't got yet."""
+    tolled = type("Tolled", (Costs,), {"toll": 0, "__annotations__": {"toll": float}})
+    page = lab.explore(
+        pplab.build("GPipe", num_ranks=2, num_microbatches=2), costs=dataclass(frozen=True)(tolled)(toll=1)
+    )
+    assert page.fragment == "" and '"spans"' in page.page
 
 
 def test_what_is_too_long_for_an_address_says_so() -> None:

@@ -6,8 +6,9 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import product
 from pathlib import Path
 from zlib import compress
 
@@ -175,15 +176,13 @@ def _fields(costs: Costs, num_stages: int) -> str:
         return ""
     names = ("forward", "backward_input", "backward_weight", "overhead", "latency")
     times = {name: getattr(costs, name) for name in names}
-    # what the fields mean
+    # what the fields mean, with what has no field: of all but durations it must be the same
     told = Costs(**times, overlap=costs.overlap, message=costs.message, unit=costs.unit)
-    same = all(
-        told.of(kind, stage) == costs.of(kind, stage)
-        for kind in COMPUTE
-        for stage in range(num_stages)
-    )
-    if not same or isinstance(costs.overlap, Mapping) or costs.has_queues or costs.links:
+    if replace(costs, backward=None, recompute=0) != told or isinstance(costs.overlap, Mapping):
         return ""
+    for kind, stage in product(COMPUTE, range(num_stages)):
+        if told.of(kind, stage) != costs.of(kind, stage):
+            return ""
     times["overlap" if isinstance(costs.overlap, str) else "pair"] = costs.overlap
     said = "".join(f"&{name}={str(x).strip('(),').replace(' ', '')}" for name, x in times.items())
     return "&per=stage" + said.replace("_", "-")
