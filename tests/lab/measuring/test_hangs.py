@@ -227,6 +227,16 @@ def test_dumps_that_dont_tell(tmp_path):
         match="rank_1 doesn't tell where its rank is: the first 40+ operations are lost, .* set TORCH_FR_BUFFER_SIZE",
     ):
         lab.explain_hang(RAN, dumps)
+    data = json.loads((dumps / "rank_1").read_text())
+    data["entries"][-1] |= {"op_id": 60, "input_dtypes": ["Long"]}
+    data["entries"][0]["op_id"] = 41
+    (dumps / "rank_1").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="rank_1 doesn't .* lost, and messages with shapes come between the others"):
+        lab.explain_hang(RAN, dumps)
+    data["entries"] = [each | {"profiling_name": "nccl:all_reduce"} for each in data["entries"]]
+    (dumps / "rank_1").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match="rank_1 doesn't tell .*: none of its last operations is a message of a stage"):
+        lab.explain_hang(RAN, dumps)
     gpipe = save(tmp_path / "gpipe", hung(pp.build("GPipe", num_ranks=4, num_microbatches=6), "2F3"), [0, 1, 2, 3])
     with pytest.raises(ValueError, match="the messages aren't in 1F1B's order: that isn't what ran"):
         lab.explain_hang(RAN, gpipe)

@@ -25,10 +25,13 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from ...actions import Item
 from ...schedule import Schedule, plural
 from ..forms import printable, reading
 
@@ -220,12 +223,13 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
                 if before <= dump.lost or not dump.lost:
                     fewer = _Dump(dump.messages, max(0, dump.lost - before))
                     numbers[rank] = _numbers(fewer, rows[place])
-        if len(numbers) == len(here) and not _contradicted(ranks, here, rows, numbers):
-            readings.append([*_lines(schedule, ranks, here, rows, numbers)])
+        one = _Reading(schedule, ranks, here, rows, numbers)
+        if len(numbers) == len(here) and not one.is_contradicted():
+            readings.append([one.line(place) for place in range(len(ranks))])
     if not readings and not max(lost):
         raise ValueError(f"the messages aren't in {schedule.name}'s order: that isn't what ran")
     for place, rank in enumerate(ranks):
-        lines = {reading[place] for reading in readings}
+        lines = {told[place] for told in readings}
         if rank not in here:
             yield f"rank {rank}: no dump, so it may be the one that hangs"
         elif len(lines) == 1 and "" not in lines:
@@ -243,89 +247,110 @@ def _told(schedule: Schedule, ranks: Sequence[int], dumps: Mapping[int, _Dump]) 
         )
 
 
-def _contradicted(
-    ranks: Sequence[int],
-    dumps: Mapping[int, _Dump],
-    rows: Sequence[_Row],
-    numbers: Mapping[int, tuple[list[int], dict[Stream, int]] | None],
-) -> bool:
-    """Whether a message came before others that must come first, or arrived before it was sent."""
-    for place, rank in enumerate(ranks):
-        if not (mine := numbers.get(rank)):
-            continue
-        after = 0
-        for ((way, peer), state), number in zip(dumps[rank].messages, mine[0], strict=True):
-            # what is posted behind a send is of later actions than it, or of one sent with it
-            at, _, _ = rows[place].place((way, peer), number)
-            if at < after - 1:
-                return True
-            after = max(after, at if way == "send" else 0)
-            theirs = numbers.get(ranks[peer])
-            if (
-                state == "completed"
-                and way == "recv"
-                and theirs
-                and number >= theirs[1]["send", place]
-            ):
-                return True
-    return False
-
-
-def _lines(
-    schedule: Schedule,
-    ranks: Sequence[int],
-    dumps: Mapping[int, _Dump],
-    rows: Sequence[_Row],
-    numbers: Mapping[int, tuple[list[int], dict[Stream, int]] | None],
-) -> Iterator[str]:
-    """A line for each rank of a pipeline, if its messages have these numbers. Empty where they
-    don't tell.
+class _Waiting(NamedTuple):
+    """A message that hasn't ended: which of the rank's actions needs or makes it, what uses it and
+    what makes it, as ids.
     """
-    items = [*chain(*schedule.rows)]
-    makers = {
-        maker
-        for row in rows
-        for (way, _), found in row.streams.items()
-        if way == "send"
-        for maker, _ in found
-    }
-    for place, rank in enumerate(ranks):
-        mine = numbers.get(rank)
-        made = mine and [
-            s for (way, _), s in dumps[rank].messages if way == "send" and s != "scheduled"
-        ]
-        if not mine or (dumps[rank].lost and not made):
-            yield ""  # they don't tell
-            continue
-        row, first, at, waiting = schedule.rows[place], rows[place].first, 0, []
-        for ((way, peer), state), number in zip(dumps[rank].messages, mine[0], strict=True):
-            here, maker, user = rows[place].place((way, peer), number)
+
+    way: str
+    here: int
+    user: int
+    maker: int
+    peer: int
+    number: int
+    state: str
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The messages of a pipeline's ranks, if they have these numbers, which are `_numbers`' of each
+    rank.
+    """
+
+    schedule: Schedule
+    ranks: Sequence[int]
+    dumps: Mapping[int, _Dump]
+    rows: Sequence[_Row]
+    numbers: Mapping[int, tuple[list[int], dict[Stream, int]] | None]
+
+    @cached_property
+    def _items(self) -> list[Item]:
+        return [*chain(*self.schedule.rows)]
+
+    def _messages(self, rank: int) -> Iterator[tuple[Stream, str, int]]:
+        """A rank's messages, with their states and numbers; none where they don't tell."""
+        if mine := self.numbers.get(rank):
+            for (stream, state), number in zip(self.dumps[rank].messages, mine[0], strict=True):
+                yield stream, state, number
+
+    def is_contradicted(self) -> bool:
+        """Whether a message came before others that must come first, or before it was sent."""
+        for place, rank in enumerate(self.ranks):
+            after = 0
+            for (way, peer), state, number in self._messages(rank):
+                # what is posted behind a send is of later actions than it, or of one sent with it
+                at, _, _ = self.rows[place].place((way, peer), number)
+                if at < after - 1:
+                    return True
+                if way == "send":
+                    after = max(after, at)
+                elif state == "completed" and self._is_unsent(place, peer, number):
+                    return True
+        return False
+
+    def line(self, place: int) -> str:
+        """Where the rank of this place is; empty where its messages don't tell."""
+        rank, row, of_row = self.ranks[place], self.schedule.rows[place], self.rows[place]
+        if not self.numbers.get(rank):
+            return ""
+        at, waiting = 0, []
+        for (way, peer), state, number in self._messages(rank):
+            here, maker, user = of_row.place((way, peer), number)
             if way == "send" and state != "scheduled":
                 at = max(at, here + 1)
             if state != "completed":
-                waiting.append((way, here, user, maker, peer, number, state))
-        until = next((i for i in range(at, at + len(row)) if first + i % len(row) in makers), at)
-        way, used, user, maker, peer, number, _ = min(waiting, default=("", until, 0, 0, 0, 0, ""))
-        waits = way == "recv" and used <= until  # or it is posted for later, and not needed yet
-        what = " or ".join(str(row[i % len(row)]) for i in range(at, used if waits else until + 1))
+                waiting.append(_Waiting(way, here, user, maker, peer, number, state))
+        if self.dumps[rank].lost and not at:  # nothing sent
+            return ""
+        makers = {
+            maker
+            for (way, _), found in of_row.streams.items()
+            if way == "send"
+            for maker, _ in found
+        }
+        later = range(at, at + len(row))
+        until = next((i for i in later if of_row.first + i % len(row) in makers), at)
+        first = min(waiting, default=None)
+        untaken = next((each for each in sorted(waiting) if each.way == "send"), None)
+        # a receive behind `until` is posted for later, and not needed yet
+        waits = first and first.way == "recv" and first.here <= until
+        end = first.here if waits else until + 1
+        what = " or ".join(str(row[i % len(row)]) for i in range(at, end))
         what = f"is in {what}" if what else ""
         if waits:
+            sent = self._sent(place, first.peer, first.number)
             what += ", or " if what else ""
             what += (
-                f"waits in {items[user]} for what {items[maker]} gives, which rank {ranks[peer]} "
+                f"waits in {self._items[first.user]} for what {self._items[first.maker]} gives, "
+                f"which rank {self.ranks[first.peer]} {sent}"
             )
-            theirs = numbers.get(ranks[peer])
-            sent = "hasn't sent" if theirs else "may have sent"
-            if theirs and number < theirs[1]["send", place]:
-                sends = zip(dumps[ranks[peer]].messages, theirs[0], strict=True)
-                sure = any(
-                    each == ("send", place) and k == number and state != "scheduled"
-                    for (each, state), k in sends
-                )
-                sent = "has sent, so look at their link" if sure else "may have sent"
-            what += sent
-        elif untaken := min((each for each in waiting if each[0] == "send"), default=None):
-            *_, maker, peer, number, state = untaken
-            joined = "or" if state == "scheduled" else "and"
-            what += f", {joined} rank {ranks[peer]} hasn't taken what {items[maker]} gives"
-        yield f"rank {rank} {what}"
+        elif untaken:
+            joined = "or" if untaken.state == "scheduled" else "and"
+            what += (
+                f", {joined} rank {self.ranks[untaken.peer]} hasn't taken what "
+                f"{self._items[untaken.maker]} gives"
+            )
+        return f"rank {rank} {what}"
+
+    def _is_unsent(self, place: int, peer: int, number: int) -> bool:
+        theirs = self.numbers.get(self.ranks[peer])
+        return bool(theirs) and number >= theirs[1]["send", place]
+
+    def _sent(self, place: int, peer: int, number: int) -> str:
+        """Whether a peer has sent the rank of this place the message of this number."""
+        if self._is_unsent(place, peer, number):
+            return "hasn't sent"
+        for stream, state, each in self._messages(self.ranks[peer]):
+            if stream == ("send", place) and each == number and state != "scheduled":
+                return "has sent, so look at their link"
+        return "may have sent"
