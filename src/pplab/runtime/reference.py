@@ -5,10 +5,12 @@ rounding alone changes them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from math import gcd, inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -96,45 +98,27 @@ def train_twice(context: RankContext, job: Job) -> Whole | None:
         return None
     workload, dtype = job.workload, job.options.autocast
     model = workload.build_whole().to(context.device)
+    losses = partial(losses_of, context, workload, dtype, model)
     batch, apart = workload.batch(0), None
     # Equal rows, which every whole model takes: it knows nothing of slices.
     parts = Batch.microbatches(batch, gcd(job.schedule.num_microbatches, len(batch.target)))
     shares = loss_shares(workload, parts)
-    own, *added = losses_of(context, workload, dtype, model, batch)
+    # those that count: of others the loss may be no number
+    counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
+    own, *added = losses(batch)
     unclaimed = unclaimed_losses(model, [own, *added], bool(added))
     loss, gradients = differentiate(model, [own], again=bool(added))
     if any(x.requires_grad for x in added):
         of_batch = differentiate(model, added)[1]
-        also: dict = defaultdict(float)
-        for part, share in zip(parts, shares, strict=True):
-            if share:
-                added = losses_of(context, workload, dtype, model, part)[1:]
-                of_part, found = differentiate(model, added, share)
-                loss += of_part
-                for name, gradient in found.items():
-                    also[name] += gradient
+        found = (differentiate(model, losses(part)[1:], share) for part, share in counted)
+        loss, also, _ = _summed(found, loss)
         apart = norm([norm(also[name] - g) for name, g in of_batch.items()])
         apart /= norm([norm(g) for g in of_batch.values()]) or 1
         names = [*gradients, *(name for name in also if name not in gradients)]
         gradients = {name: gradients.get(name, 0) + also[name] for name in names}
-    draw = torch.Generator().manual_seed(0)
-    kept = {p: p.data for p in filter(torch.is_floating_point, model.parameters())}
-    for p, data in kept.items():
-        half = torch.finfo(dtype or p.dtype).eps / 2
-        factors = torch.empty(data.shape).uniform_(1 - half, 1 + half, generator=draw)
-        p.data = data * factors.to(data)
-    again = 0.0
-    total: dict = defaultdict(float)
-    least: dict = defaultdict(lambda: inf)
-    for part, share in zip(parts, shares, strict=True):
-        if share:  # otherwise the loss may be no number
-            of_part, found = train_whole(context, workload, dtype, model, part, share)
-            again += of_part
-            for name, gradient in found.items():
-                total[name] += gradient
-                least[name] = min(norm(gradient) or inf, least[name])
-    for p, data in kept.items():  # the model may be its owner's
-        p.data = data
+    with _moved(model, dtype):
+        found = (differentiate(model, losses(part), share) for part, share in counted)
+        again, total, least = _summed(found)
     terms = max((x.shape[:-1] if x.is_floating_point() else x.shape).numel() for x in batch.tensors)
     eps = torch.finfo(dtype or torch.float32).eps
     # Two orders of a sum are 0.4 of the second one apart.
@@ -149,6 +133,36 @@ def train_twice(context: RankContext, job: Job) -> Whole | None:
     }
     loss_rounding = min(tolerance, 2 * abs(again - loss))
     return Whole(loss, gradients, tolerance, rounding, loss_rounding, apart, unclaimed)
+
+
+@contextmanager
+def _moved(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Every weight moved by no more than it is rounded by, and afterwards as it was, since the
+    model may be its owner's.
+    """
+    draw = torch.Generator().manual_seed(0)
+    kept = {p: p.data for p in filter(torch.is_floating_point, model.parameters())}
+    for p, data in kept.items():
+        half = torch.finfo(dtype or p.dtype).eps / 2
+        factors = torch.empty(data.shape).uniform_(1 - half, 1 + half, generator=draw)
+        p.data = data * factors.to(data)
+    yield
+    for p, data in kept.items():
+        p.data = data
+
+
+def _summed(
+    found: Iterable[tuple[float, Gradients]], loss: float = 0.0
+) -> tuple[float, dict[str, Any], dict[str, float]]:
+    """Losses and gradients of microbatches, added up, and the least norm that any adds to each."""
+    total: dict = defaultdict(float)
+    least: dict = defaultdict(lambda: inf)
+    for of_part, gradients in found:
+        loss += of_part
+        for name, gradient in gradients.items():
+            total[name] += gradient
+            least[name] = min(norm(gradient) or inf, least[name])
+    return loss, total, least
 
 
 def collect_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> Gradients:
