@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -274,7 +274,7 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
     """The suspects that are causes, and those that may be."""
     found = sorted(find(seen), key=lambda suspect: -_taken_away(suspect.change))
     search = _Search(seen.job, lengths)
-    while best := search.best(found[:_MOST]) or search.best(search.together(found)):
+    while best := search.best(found[:_MOST]) or search.best(_together(found)):
         search.judge(best)
         if best in found:
             found.remove(best)
@@ -291,7 +291,6 @@ class _Search:
         self.causes: list[Cause] = []
         self.doubtful: list[Cause] = []
         self._least = _LEAST * fmean(lengths)
-        self._groups: dict[tuple[Suspect, ...], Suspect] = {}
         self._go_on(Change(), lengths)
         self._alone = self._replayed  # the iterations without each suspect and nothing else
 
@@ -308,7 +307,7 @@ class _Search:
             self._replayed[suspect] = self.job.lengths(marks)
         return self._replayed[suspect]
 
-    def best(self, suspects: Iterable[Suspect]) -> Suspect | None:
+    def best(self, suspects: Sequence[Suspect]) -> Suspect | None:
         """The one that saves most, where that is enough for a cause."""
         now = fmean(self._now)
         best, shortest = None, now - self._least
@@ -320,17 +319,6 @@ class _Search:
             if without <= shortest:
                 best, shortest = suspect, without
         return best
-
-    def together(self, suspects: Sequence[Suspect]) -> Iterator[Suspect]:
-        """What several ranks have alike, as one suspect for each kind."""
-        by_kind: dict[str, list[Suspect]] = defaultdict(list)
-        for suspect in suspects:
-            by_kind[suspect.kind].append(suspect)
-        for alike in map(tuple, by_kind.values()):
-            if len(alike) > 1:
-                if alike not in self._groups:
-                    self._groups[alike] = _together(alike)
-                yield self._groups[alike]
 
     def judge(self, suspect: Suspect) -> None:
         """Count it among the causes, whose times go with it, or among what is doubtful."""
@@ -349,20 +337,27 @@ class _Search:
             self._go_on(self._change & suspect.change, without)
 
 
-def _together(alike: Sequence[Suspect]) -> Suspect:
-    """Faults of one kind, each of which hides behind the others. The job is faster only without all
-    of them.
+def _together(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """Faults that several ranks have alike, where each one's hides behind the others'. The job is
+    faster only without all of them.
     """
-    ranks = tuple(sorted({rank for suspect in alike for rank in suspect.ranks}))
-    told = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
-    what = (
-        f"{len(alike)} faults of one kind hide behind each other, on ranks {told}. The "
-        f"largest: {alike[0].what}"
-    )
-    change = Change()
-    for suspect in alike:
-        change = change & suspect.change
-    return Suspect(alike[0].kind, ranks, what, change)
+    by_kind: dict[str, list[Suspect]] = defaultdict(list)
+    for suspect in suspects:
+        by_kind[suspect.kind].append(suspect)
+    found = []
+    for kind, alike in by_kind.items():
+        if len(alike) > 1:
+            ranks = tuple(sorted({rank for suspect in alike for rank in suspect.ranks}))
+            told = ", ".join(map(str, ranks[:8])) + ", ..." * (len(ranks) > 8)
+            what = (
+                f"{len(alike)} faults of one kind hide behind each other, on ranks {told}. The "
+                f"largest: {alike[0].what}"
+            )
+            change = Change()
+            for suspect in alike:
+                change = change & suspect.change
+            found.append(Suspect(kind, ranks, what, change))
+    return found
 
 
 def _taken_away(change: Change, of: Collection[Event | Message] | None = None) -> float:
