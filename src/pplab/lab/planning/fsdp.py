@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -16,6 +16,7 @@ from .formulas import ring_gather_time, sharded_step
 from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
+from .stage_costs import Alike, Asked, Recompute
 from .state import State
 from .transformer import Transformer
 
@@ -30,7 +31,7 @@ def fsdp_plan(
     microbatch: int | None = None,
     *,
     zero: int | None = None,
-    recompute: bool | Sequence[int] = False,
+    recompute: Recompute = False,
     state: State | None = None,
     experts: ExpertLayers | None = None,
 ) -> Plan:
@@ -67,8 +68,9 @@ def fsdp_plan(
     how = {"schedule": "naive", "recompute": recompute, "state": state, "experts": experts}
     ways = [partial(plan, model, machine, layout, batch, at_a_time, **how) for at_a_time in sizes]
     whole = [planned() for planned in ways]
+    weights = whole[0].weights()
     found = [
-        _sharded(planned, bare, which)
+        _sharded(planned, bare, weights, which)
         for which in (NAMES if zero is None else (zero,))
         for planned, bare in zip(ways, whole, strict=True)
     ]
@@ -78,14 +80,15 @@ def fsdp_plan(
     )
 
 
-def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
-    """What was `found` in one way; without recomputation, `planned` again with as many layers as it
-    takes.
+def _sharded(
+    planned: Callable[..., Plan], found: Plan, weights: Iterable[Alike], zero: int
+) -> Plan:
+    """What was `found` in one way; without recomputation, `planned` again with the modules or as
+    many layers as it takes.
     """
     model, state, kept, gather, reduce = found.model, found.state, 0.0, 0.0, 0.0
     # and from which ZeRO on divided
     shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))
-    weights = found.weights()
     for ranks, link, (count,) in weights:
         kept += sum(size / (ranks if zero >= level else 1) for size, level in shares) * count
         gather += ring_gather_time(ranks, state.weights * count, link.latency, link.bandwidth)
@@ -97,12 +100,16 @@ def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
             * state.weights
             * max(table, *(sum(found.weights_of(kind)) for kind in found.long.kinds))
         )
-    over = kept + found.memory.activation[0] + found.machine.reserved - found.machine.memory
-    if over > 0 and not any(found.recomputed):
+    most = found.machine.memory - found.machine.reserved - kept
+    over = found.memory.activation[0] - most
+    if over > 0 and not any(found.recomputed) and not found.modules:
         freed = [found.freed_of(kind) for kind in found.long.layers]
         # of a layer that runs again all is there
         enough = bisect_left([*accumulate(freed)], over + max(freed))
-        found = planned(recompute=[min(enough + 1, model.num_layers)])
+        layers = replace(found, recomputed=(min(enough + 1, model.num_layers),))
+        fitting = (trial for trial in found.lean if _activations(trial) <= most)
+        less = min(next(fitting, layers), layers, key=lambda trial: trial.again_s)
+        found = planned(recompute=less.modules or less.recomputed)
     if zero == 0:
         gather, reduce = 0.0, 2 * reduce
     elif zero < 3 and not state.optimizer:
@@ -111,6 +118,12 @@ def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
     step = sharded_step(rows.num_microbatches, *times, gather, reduce, zero=zero)
     memory = replace(found.memory, parameters=[kept])
     return replace(found, zero=zero, memory=memory, dp_s=step - found.timeline.makespan)
+
+
+def _activations(trial: Asked) -> float:
+    """What a rank keeps of a microbatch at its fullest, one layer of it whole."""
+    memory = trial.stage_memory([0.0])
+    return memory.activation[0] + memory.recomputed[0]
 
 
 def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:

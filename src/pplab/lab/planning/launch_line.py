@@ -14,7 +14,8 @@ from ...errors import expect, positive_int, shown
 from ..streams import sends_in
 from .expert_layers import ExpertLayers
 from .layout import Layout
-from .megatron import MOST, Line, check_line, uncounted
+from .megatron import MODULES, MOST, Line, check_line, uncounted
+from .stage_costs import Recompute
 from .state import State
 
 # What is read: the flag of each of a Line's numbers, words and switches
@@ -31,6 +32,7 @@ last=decoder-last-pipeline-num-layers
 """
 _FROM_ZERO = "experts=num-experts predicting=mtp-num-layers"
 _WORDS = "layout=pipeline-model-parallel-layout frequency=moe-layer-freq"
+_MODULES = "modules=recompute-modules"
 _CHOICES = {
     "granularity=recompute-granularity": ("full", "selective"),
     "method=recompute-method": ("uniform", "block"),
@@ -163,6 +165,7 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
         _NUMBERS: {"type": count(1)},
         _FROM_ZERO: {"type": count(0)},
         _WORDS: {},
+        _MODULES: {"nargs": "+"},
         _SWITCHES: {"action": "store_true"},
     }
     kinds |= {names: {"choices": words} for names, words in _CHOICES.items()}
@@ -212,8 +215,9 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     return said, others
 
 
-def _recomputed(said: Line) -> bool | list[int]:
-    """Of how many layers of each stage the forward runs again."""
+def _recomputed(said: Line) -> Recompute:
+    """Of how many layers of each stage the forward runs again, or which modules of all."""
     if said.granularity != "full":
-        return False
+        named = (said.modules or ["core_attn"]) if said.granularity else []
+        return tuple(name for name in named if name in MODULES) or False
     return [layers if said.method == "uniform" else min(layers, said.again) for layers in said.cut]

@@ -4,7 +4,7 @@ again as fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -40,13 +40,18 @@ class Task:
     state: State
 
     def ways(
-        self, degrees: Iterable[Degrees], schedules: Iterable[str], experts: ExpertLayers | None
+        self,
+        degrees: Iterable[Degrees | None],
+        schedules: Iterable[str],
+        experts: ExpertLayers | None,
     ) -> Iterator[Way]:
         """Every way with these `degrees` of tensors, context, experts and data, and these sizes of
-        microbatches.
+        microbatches. None: all, of experts those that divide their number.
         """
         model, machine, num_layers = self.model, self.machine, self.model.num_layers
-        tps, cps, eps, dps, sizes = map(_several, degrees)
+        count = experts.count if experts else 1
+        every = (self.gpus, self.gpus, count, self.gpus, self.batch)
+        tps, cps, eps, dps, sizes = map(_several, degrees, every)
         if not experts and eps != (1,):
             raise ValueError(
                 f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep "
@@ -54,12 +59,15 @@ class Task:
             )
         passes = 2 + bool(self.state.gradients)  # of frozen weights two
         long = model.long(experts)
-        work = passes * self.batch * (sum(long.work(1)) + long.ends_work(1))
+        plain = sum(kind.plain_flops(model.sequence) for kind in long.every)
+        plain += (1 + len(long.predictors)) * model.head_flops(1)
+        work = [passes * self.batch * n for n in (sum(long.work(1)) + long.ends_work(1), plain)]
         kept = (
             self.batch
             * model.sequence
             * sum(kind.kept_bytes(model.bytes_each) for kind in long.layers)
         )
+        routed = sum(kind.routed is not None for kind in long.layers)
         pipelined, alone = [*map(find, schedules)], [find("naive")]
         touched = 2 * passes * kept / machine.hbm if machine.hbm else 0
         for tp, cp, ep, pp, b in product(
@@ -69,7 +77,7 @@ class Task:
                 continue  # there the plan finds its own size
             b = b if pp > 1 else 1
             dp, rest = divmod(self.gpus, tp * cp * pp)
-            if rest or dp not in dps or tp * cp * dp % ep or (experts and experts.count % ep):
+            if rest or dp not in dps or tp * cp * dp % ep or count % ep:
                 continue
             M, rest = divmod(self.batch, dp * b)
             if rest or not M:
@@ -78,6 +86,10 @@ class Task:
             spread = experts and replace(experts, gpus=ep, whole=tp > 1 and ep > 1)
             link = machine.ring_link(layout.groups("tp"))
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
+            if ep > 1:
+                tokens = model.boundary_bytes(b) / (tp * cp)
+                spans = min(ep, machine.ranks_per_node), -(-ep // machine.ranks_per_node)
+                sums += 4 * M * routed / pp * spread.copies_s(machine, tokens, *spans)
             # FSDP's microbatches may be larger
             launched = machine.host * num_layers / pp * (M if pp > 1 else 1)
             for builder in pipelined if pp > 1 else alone:
@@ -85,7 +97,8 @@ class Task:
                     if pp * V > num_layers or pp * V * M > MOST_FORWARDS:
                         continue
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
-                    busy = work / machine.rate(layout) / pp / dp + sums + touched / self.gpus
+                    busy = machine.computing_s(*work, layout) / pp / dp
+                    busy += sums + touched / self.gpus
                     estimate = max(busy, launched) * (1 + ramps)
                     yield estimate, partial(self.planned, layout, b, builder, V, spread)
 
@@ -113,6 +126,7 @@ class Task:
             layout,
             cut,
             (0,) * rows.num_stages,
+            (),
             self.batch,
             b,
             experts,
@@ -120,13 +134,13 @@ class Task:
             True,
             "",
         )
-        again = _recomputed(asked, rows)
-        if again is None and must_fit:
+        fitted = _fitted(asked, rows)
+        if fitted is None and must_fit:
             raise ValueError(f"{layout} doesn't fit, though all layers compute again")
         how = {
             "schedule": rows,
             "cut": cut,
-            "recompute": True if again is None else again,
+            "recompute": True if fitted is None else fitted.modules or fitted.recomputed,
             "shard_optimizer": True,
         }
         return plan(*given, b, state=self.state, experts=experts, **how)
@@ -148,7 +162,8 @@ def planned_again(found: Plan, **changes: Any) -> Plan:
     how = {name: getattr(found, name) for name in names.split()}
     if whole:
         return fsdp_plan(**how | changes)
-    cut = {"schedule": found.timeline.schedule, "cut": found.layers, "recompute": found.recomputed}
+    cut = {"schedule": found.timeline.schedule, "cut": found.layers}
+    cut["recompute"] = found.modules or found.recomputed
     return plan(**how | cut | changes)
 
 
@@ -167,13 +182,15 @@ def polished(found: Plan) -> Plan:
         cut[source] -= 1
         cut[target] += 1
         again[source] = min(again[source], cut[source])
-        moved = planned_again(found, cut=cut, recompute=again)
+        moved = planned_again(found, cut=cut, recompute=found.modules or again)
         if moved.fits and moved.step_s < found.step_s * (1 - 1e-9):
             return polished(moved)
     return found
 
 
-def _several(given: Degrees) -> tuple[int, ...]:
+def _several(given: Degrees | None, most: int) -> tuple[int, ...]:
+    if given is None:
+        return tuple(n for n in range(1, most + 1) if most % n == 0)
     return tuple(
         positive_int("a degree", each)
         for each in (given if isinstance(given, Iterable) else [given])
@@ -187,29 +204,33 @@ def _stages_per_rank(builder: Builder) -> Iterable[int]:
     return [2 if builder.placement == "V" else 1]
 
 
-def _recomputed(asked: Asked, rows: Schedule) -> list[int] | None:
-    """The fewest layers of each stage that compute again so that every rank fits; None where none
-    do.
+def _fitted(asked: Asked, rows: Schedule) -> Asked | None:
+    """What computes least again of what fits on every rank: nothing, modules of every layer, or the
+    fewest whole layers. None where nothing fits.
     """
+    room, parameters = asked.machine.memory - asked.machine.reserved, asked.state_bytes()
 
-    def held(again: Sequence[int]) -> list[float]:
-        memory = replace(asked, recomputed=tuple(again)).stage_memory()
-        return [held + asked.machine.reserved for held in rows.peak_held(memory)]
+    def held(trial: Asked) -> tuple[float, ...]:
+        return rows.peak_held(trial.stage_memory(parameters))
 
-    again, room = [0] * rows.num_stages, asked.machine.memory
-    if max(now := held(again)) <= room:
-        return again
-    if max(least := held(asked.layers)) > room:
-        return None
-    while max(now) > room:
+    now, least = held(asked), held(replace(asked, recomputed=asked.layers))
+    if max(now) <= room:
+        return asked
+    found, lean = [], asked.lean
+    if lean and max(held(lean[-1])) <= room:
+        found.append(next(trial for trial in lean if max(held(trial)) <= room))
+    again = [0] * rows.num_stages
+    while max(least) <= room < max(now):
         for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
             stages, over = rows.stages_of(rank), most - room
             if over > 0:
                 some = sum(asked.layers[s] - again[s] for s in stages)
                 for _ in range(min(some, max(1, int(some * over / max(most - fewest, 1))))):
                     again[max(stages, key=lambda s: asked.layers[s] - again[s])] += 1
-        now = held(again)
-    return again
+        now = held(replace(asked, recomputed=tuple(again)))
+    if any(again):
+        found.append(replace(asked, recomputed=tuple(again)))
+    return min(found, key=lambda trial: trial.again_s, default=None)
 
 
 def _weighed(model: Transformer | Model, rows: Schedule) -> tuple[int, ...]:
