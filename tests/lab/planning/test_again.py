@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -11,7 +12,8 @@ from pplab import lab
 from pplab.lab import Kind, Layout, kinds
 
 torch = pytest.importorskip("torch")
-functional = torch.nn.functional
+functional, checkpoint = torch.nn.functional, pytest.importorskip("torch.utils.checkpoint").checkpoint
+FlopCounterMode = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode
 TOKENS, WIDTH, HEADS = 16, 64, 4
 NODE = lab.Machine(8, pp.Link(5e-6, 400e9), pp.Link(10e-6, 50e9), flops=1e14, memory=80e9)
 GPT = lab.Transformer(8, 1024, 2048, heads=16, vocabulary=32_000)
@@ -36,8 +38,17 @@ class SwiGLU(torch.autograd.Function):
         return again.grad
 
 
-def linear(rows, columns):
+@cache
+def linear(name, rows, columns):
     return torch.nn.Linear(rows, columns, bias=False)
+
+
+def matrices(x, **columns):
+    return tuple(linear(name, x.shape[-1], size)(x) for name, size in columns.items())
+
+
+def normed(x):
+    return functional.layer_norm(x, (WIDTH,))
 
 
 def attend(q, k, v):
@@ -45,97 +56,60 @@ def attend(q, k, v):
     return functional.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(TOKENS, -1)
 
 
-class Half(torch.nn.Module):
-    """A norm and what follows it, of which `again` names modules that a backward computes again. Where Megatron-LM
-    drops a module's output, that module and its reader are computed again here: as much is kept."""
-
-    again = ()
-
-    def __init__(self, **parts):
-        super().__init__()
-        self.parts = torch.nn.ModuleDict(parts)
-
-    def run(self, name, function, *given):
-        if name in self.again:
-            return torch.utils.checkpoint.checkpoint(function, *given, use_reentrant=True)
-        return function(*given)
-
-    def normed(self, x, *names):
-        """What these matrices give of the norm."""
-
-        def read(x):
-            out = functional.layer_norm(x, (WIDTH,))
-            return tuple(self.parts[name](out) for name in names) if names else out
-
-        return self.run("layernorm", read, x)
+def attention(x, run):
+    sizes = {"q": 64, "k": 64, "v": 64}
+    return linear("out", 64, 64)(attend(*run("layernorm", lambda x: matrices(normed(x), **sizes), x)))
 
 
-class Attention(Half):
-    def forward(self, x):
-        return self.parts["out"](attend(*self.normed(x, "q", "k", "v")))
+def latent(x, run):
+    def up(q, kv, rope):
+        (q,), (k, v) = matrices(q, up_q=64), matrices(kv, up_k=32, up_v=64)
+        shared = rope[:, None].expand(-1, HEADS, -1)
+        return attend(q, torch.cat([k.view(TOKENS, HEADS, -1), shared], -1).flatten(1), v)
+
+    sizes = {"down_q": 48, "kv": 40, "rope": 8}
+    down = run("layernorm", lambda x: matrices(normed(x), **sizes), x)
+    return linear("out", 64, 64)(run("mla_up_proj", up, *down))
 
 
-class Latent(Half):
-    def forward(self, x):
-        def up(q, kv, rope):
-            q, k, v = (self.parts[name](each) for name, each in (("up_q", q), ("up_k", kv), ("up_v", kv)))
-            shared = rope[:, None].expand(-1, HEADS, -1)
-            return attend(q, torch.cat([k.view(TOKENS, HEADS, -1), shared], -1).flatten(1), v)
-
-        return self.parts["out"](self.run("mla_up_proj", up, *self.normed(x, "q", "kv", "rope")))
+def mlp(x, run):
+    return run("mlp", lambda x: linear("down", 96, 64)(SwiGLU.apply(linear("up", 64, 192)(x))), normed(x))
 
 
-class Gated(Half):
-    """An MLP; or experts, whose copies of tokens are a tensor of their own."""
+def experts(x, run):
+    """Two copies of each token, in tensors of their own."""
 
-    used, name = 0, "mlp"
+    def whole(x):
+        both = linear("up", 64, 192)(x.repeat_interleave(2, 0))
+        routed = run("moe_act", lambda both: linear("down", 96, 64)(SwiGLU.apply(both)), both)
+        return routed.view(TOKENS, 2, -1).sum(1) + run("shared_experts", shared, x)
 
-    def forward(self, x):
-        def gated(x, into, out):
-            both = self.parts[into](x)
-            return self.run("moe_act", lambda both: self.parts[out](SwiGLU.apply(both)), both)
+    def shared(x):
+        return linear("shared down", 160, 64)(SwiGLU.apply(linear("shared up", 64, 320)(x)))
 
-        def whole(x):
-            if not self.used:
-                return gated(x, "into", "out")
-            found = gated(x.repeat_interleave(self.used, 0), "into", "out")
-            shared = self.run("shared_experts", lambda x: gated_plainly(x), x)
-            return found.view(TOKENS, self.used, -1).sum(1) + shared
-
-        def gated_plainly(x):
-            return self.parts["shared_out"](SwiGLU.apply(self.parts["shared_into"](x)))
-
-        if "layernorm" in self.again and not self.used:
-            (both,) = self.normed(x, "into")
-            return self.parts["out"](SwiGLU.apply(both))
-        return self.run(self.name, whole, self.normed(x))
+    return run("moe", whole, normed(x))
 
 
-class Experts(Gated):
-    used, name = 2, "moe"
-
-
-def kept(net, again=()):
-    """The numbers of each token that autograd keeps, every storage once, and the FLOPs of both directions. Weights, and
-    a few numbers for each head, such as a norm's mean, aren't counted."""
+def kept(net, again=""):
+    """The numbers of each token that autograd keeps, every storage once, and the FLOPs of both directions. Weights
+    and a few numbers for each head, such as a norm's mean, aren't counted. Where Megatron-LM drops what a module gives,
+    its reader is computed again here, too, so that as much is kept."""
     found = {}
-    mine = {each.untyped_storage().data_ptr() for each in net.parameters()}
+
+    def run(name, function, *given):
+        return checkpoint(function, *given, use_reentrant=True) if name == again else function(*given)
 
     def pack(tensor):
         store = tensor.untyped_storage()
-        size = store.nbytes() // 4 // TOKENS
-        if tensor.is_floating_point() and store.data_ptr() not in mine and size > HEADS:
-            found[store.data_ptr()] = size, tensor
+        if tensor.is_floating_point() and store.nbytes() // 4 > HEADS * TOKENS:
+            found[store.data_ptr()] = store.nbytes() // 4 // TOKENS, tensor
         return tensor
-
-    net.again = again
-    from torch.utils.flop_counter import FlopCounterMode
 
     x = torch.randn(TOKENS, WIDTH, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = net(x)
-        size = sum(each for each, _ in found.values())
+            out = net(x, run)
+        size = sum(size for size, tensor in found.values() if tensor.shape[0] in (1, TOKENS, 2 * TOKENS))
         out.sum().backward()
     return size, counter.get_total_flops()
 
@@ -144,31 +118,16 @@ ATTENTION = kinds.attention(WIDTH, HEADS, HEADS, 16)
 LATENT = kinds.latent(WIDTH, HEADS, 48, 40, 8, 8, 16)
 MLP = kinds.mlp(WIDTH, 96, gated=True)
 MOE = kinds.experts(WIDTH, 96, 8, 2, 160, gated=True)
-NETS = {
-    "attention": (ATTENTION, lambda: Attention(**{name: linear(64, 64) for name in ("q", "k", "v", "out")})),
-    "latent": (LATENT, lambda: Latent(
-        q=linear(64, 48), kv=linear(64, 40), rope=linear(64, 8), out=linear(64, 64),
-        up_q=linear(48, 64), up_k=linear(40, 32), up_v=linear(40, 64),
-    )),
-    "mlp": (MLP, lambda: Gated(into=linear(64, 192), out=linear(96, 64))),
-    "experts": (MOE, lambda: Experts(
-        into=linear(64, 192), out=linear(96, 64), shared_into=linear(64, 320), shared_out=linear(160, 64)
-    )),
-}  # fmt: skip
+NETS = {"attention": ATTENTION, "latent": LATENT, "mlp": MLP, "experts": MOE}
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [
-        ("attention", "layernorm"), ("latent", "layernorm"), ("latent", "mla_up_proj"), ("mlp", "layernorm"),
-        ("mlp", "mlp"), ("experts", "moe_act"), ("experts", "moe"), ("experts", "shared_experts"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "module"), [
+    ("attention", "layernorm"), ("latent", "layernorm"), ("latent", "mla_up_proj"), ("mlp", "mlp"),
+    ("experts", "moe_act"), ("experts", "moe"), ("experts", "shared_experts"),
+])  # fmt: skip
 def test_torch_keeps_as_much(name, module):
-    part, net = NETS[name]
-    kind = Kind(name, (part,))
-    plain, again = kept(net()), kept(net(), (module,))
-    runs = kind.again((module,))
+    part, net = NETS[name], globals()[name]
+    runs, plain, again = Kind(name, (part,)).again((module,)), kept(net), kept(net, module)
     rope = 8 * (name == "latent")  # is counted always, and kept where it is read again
     assert again[0] == part.kept - runs.total("kept") - rope * (module == "layernorm") and plain[0] == part.kept - rope
     if module in ("mlp", "moe", "shared_experts"):
@@ -236,6 +195,9 @@ def test_pairs_and_torchs_program_have_whole_layers_again():
     mixture = lab.ExpertLayers(8, 2, 2)
     with pytest.raises(ValueError, match="whole layers that run again, got moe_act: say how many"):
         lab.plan(GPT, NODE, Layout(pp=2, dp=2), 16, schedule="DualPipeV", experts=mixture, recompute=["moe_act"])
+    tight = replace(NODE, memory=3e9)
+    chosen = lab.choose(GPT, tight, 4, 16, ep=2, tp=1, dp=2, experts=mixture, schedules=["DualPipeV"]).best.plan
+    assert any(chosen.recomputed) and not chosen.modules
     found = lab.plan(GPT, NODE, Layout(pp=2), 8, recompute=["mlp"])
     with pytest.raises(ValueError, match="runs whole layers again: take torchtitan"):
         lab.flags(found, "torch")
@@ -251,7 +213,9 @@ def test_the_cheap_modules_come_before_whole_layers(zero):
     assert not roomy.modules and not any(roomy.recomputed)
     norms = 8 * 2048 * 4 * 1024 * 8 - 8 * 2048 * 4 * 1024  # bytes of a microbatch; one layer's come back
     little, much = (
-        lab.fsdp_plan(GPT, replace(NODE, memory=roomy.memory_bytes - less), Layout(dp=8), 64, 8, zero=zero)
+        lab.fsdp_plan(
+            GPT, replace(NODE, memory=roomy.memory_bytes - less), Layout(dp=8), 64, 8, zero=zero, modules=True
+        )
         for less in (0.99 * norms, 1.01 * norms)
     )
     assert little.modules == ("layernorm",) and little.fits and little.step_s == roomy.step_s

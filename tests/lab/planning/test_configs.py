@@ -355,5 +355,5 @@ def test_llama_4_sees_chunks_beyond_8192_tokens():
         chunked, whole = (model.layers[at].pair_flops(sequence) for at in (0, 3))
         assert chunked == share * whole == share * 4 * 256 * sequence**2 / 2
     machine = lab.Machine(8, pp.Link(), pp.Link(), flops=1e12, memory=80e9)
-    with pytest.raises(ValueError, match="no attention in chunks, and .* chunks of 128 tokens"):
+    with pytest.raises(ValueError, match="Megatron-LM has no attention in chunks"):
         lab.flags(lab.plan(model, machine, lab.Layout(pp=2), 4), "Megatron-LM")

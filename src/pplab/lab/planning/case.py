@@ -19,7 +19,7 @@ from ..forms import Table
 from .expert_layers import ExpertLayers
 from .layout import Layout, Machine
 from .planner import Plan, plan
-from .stage_costs import Recompute
+from .recomputing import Recompute
 from .state import State
 from .transformer import Transformer, checked
 

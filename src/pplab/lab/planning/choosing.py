@@ -290,7 +290,9 @@ def choose(
         )
     if cp is None:
         cp = (1, 2, 4) if model.sequence >= _LONG else 1
-    degrees = tp, cp, ep, dp, microbatch
+    if ep is None:
+        ep = range(1, experts.count + 1) if experts else 1
+    degrees = tp, cp, ep, range(1, gpus + 1) if dp is None else dp, microbatch
     what = f"{plural(gpus, 'GPU')} and {plural(batch, 'sequence')}"
     best: dict[tuple, Plan] = {}  # of each layout and schedule
     with progress_line() as tell:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 
 from ...actions import B, F
 from ...errors import expect, positive_int
@@ -16,7 +14,8 @@ from .formulas import ring_gather_time, sharded_step
 from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
-from .stage_costs import Alike, Asked, Recompute
+from .recomputing import Recompute, fitted
+from .stage_costs import Alike, Asked
 from .state import State
 from .transformer import Transformer
 
@@ -32,6 +31,7 @@ def fsdp_plan(
     *,
     zero: int | None = None,
     recompute: Recompute = False,
+    modules: bool = False,
     state: State | None = None,
     experts: ExpertLayers | None = None,
 ) -> Plan:
@@ -42,10 +42,11 @@ def fsdp_plan(
     (ZeRO-2), or of the weights, too (ZeRO-3, which is FSDP); with `experts`, of those one for each
     rank that has the same. `zero` names one of them, and 0 whole replicas. A rank takes
     `microbatch` of its sequences at a time, or as many as is fastest, and computes as many layers
-    again as `recompute` says, or, if that says none, as it must to fit. What these ranks send each
-    other goes on beside their work, as far as there is work: `pplab.lab.formulas.sharded_step`; all
-    else is as in `plan`. Weights are gathered, and gradients sent, in the bytes that `state` keeps
-    of them. Under FSDP two layers or matrices are gathered at a time: the one in use, and the next.
+    again as `recompute` says, or, if that says none, as it must to fit. With `modules` it computes
+    modules of all layers again where that takes less. What these ranks send each other goes on
+    beside their work, as far as there is work: `pplab.lab.formulas.sharded_step`; all else is as in
+    `plan`. Weights are gathered, and gradients sent, in the bytes that `state` keeps of them. Under
+    FSDP two layers or matrices are gathered at a time: the one in use, and the next.
 
     The Plan says its `zero`, and what it `recomputed`. Where no way fits, it is the one that holds
     least. Raises ValueError for a Layout with a pipeline, for sequences that can't be shared out
@@ -70,7 +71,7 @@ def fsdp_plan(
     whole = [planned() for planned in ways]
     weights = whole[0].weights()
     found = [
-        _sharded(planned, bare, weights, which)
+        _sharded(planned, bare, weights, modules, which)
         for which in (NAMES if zero is None else (zero,))
         for planned, bare in zip(ways, whole, strict=True)
     ]
@@ -81,7 +82,7 @@ def fsdp_plan(
 
 
 def _sharded(
-    planned: Callable[..., Plan], found: Plan, weights: Iterable[Alike], zero: int
+    planned: Callable[..., Plan], found: Plan, weights: Iterable[Alike], modules: bool, zero: int
 ) -> Plan:
     """What was `found` in one way; without recomputation, `planned` again with the modules or as
     many layers as it takes.
@@ -100,16 +101,11 @@ def _sharded(
             * state.weights
             * max(table, *(sum(found.weights_of(kind)) for kind in found.long.kinds))
         )
-    most = found.machine.memory - found.machine.reserved - kept
-    over = found.memory.activation[0] - most
-    if over > 0 and not any(found.recomputed) and not found.modules:
-        freed = [found.freed_of(kind) for kind in found.long.layers]
-        # of a layer that runs again all is there
-        enough = bisect_left([*accumulate(freed)], over + max(freed))
-        layers = replace(found, recomputed=(min(enough + 1, model.num_layers),))
-        fitting = (trial for trial in found.lean if _activations(trial) <= most)
-        less = min(next(fitting, layers), layers, key=lambda trial: trial.again_s)
-        found = planned(recompute=less.modules or less.recomputed)
+    if not any(found.recomputed) and not found.modules:
+        room = found.machine.memory - found.machine.reserved - kept
+        least = fitted(found, [[0]], _activations, room, modules)
+        if least is not found:
+            found = planned(recompute=not least or least.modules or least.recomputed)
     if zero == 0:
         gather, reduce = 0.0, 2 * reduce
     elif zero < 3 and not state.optimizer:
@@ -120,10 +116,10 @@ def _sharded(
     return replace(found, zero=zero, memory=memory, dp_s=step - found.timeline.makespan)
 
 
-def _activations(trial: Asked) -> float:
-    """What a rank keeps of a microbatch at its fullest, one layer of it whole."""
+def _activations(trial: Asked) -> list[float]:
+    """What a rank keeps of a microbatch at its fullest, of what runs again one layer's."""
     memory = trial.stage_memory([0.0])
-    return memory.activation[0] + memory.recomputed[0]
+    return [memory.activation[0] + memory.recomputed[0]]
 
 
 def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:

@@ -15,7 +15,7 @@ from ..streams import sends_in
 from .expert_layers import ExpertLayers
 from .layout import Layout
 from .megatron import MODULES, MOST, Line, check_line, uncounted
-from .stage_costs import Recompute
+from .recomputing import Recompute
 from .state import State
 
 # What is read: the flag of each of a Line's numbers, words and switches
@@ -32,7 +32,6 @@ last=decoder-last-pipeline-num-layers
 """
 _FROM_ZERO = "experts=num-experts predicting=mtp-num-layers"
 _WORDS = "layout=pipeline-model-parallel-layout frequency=moe-layer-freq"
-_MODULES = "modules=recompute-modules"
 _CHOICES = {
     "granularity=recompute-granularity": ("full", "selective"),
     "method=recompute-method": ("uniform", "block"),
@@ -165,7 +164,7 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
         _NUMBERS: {"type": count(1)},
         _FROM_ZERO: {"type": count(0)},
         _WORDS: {},
-        _MODULES: {"nargs": "+"},
+        "modules=recompute-modules": {"nargs": "+"},
         _SWITCHES: {"action": "store_true"},
     }
     kinds |= {names: {"choices": words} for names, words in _CHOICES.items()}

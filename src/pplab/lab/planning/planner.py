@@ -24,15 +24,8 @@ from ..streams import simulate_sends
 from .expert_layers import ExpertLayers
 from .layers import Model
 from .layout import Layout, Machine
-from .stage_costs import (
-    Asked,
-    Recompute,
-    all_reduce,
-    layers_of,
-    recomputed_of,
-    ring_times,
-    sends_of,
-)
+from .recomputing import Recompute, recomputed_of
+from .stage_costs import Asked, all_reduce, layers_of, ring_times, sends_of
 from .state import State
 from .transformer import Transformer, checked
 
@@ -217,15 +210,16 @@ def _waits(asked: Asked, passes: Mapping[int, int]) -> Iterator[float]:
     of tokens, in these passes.
     """
     for what, times in (("sums", 2), ("ring", 3), ("copies", 2)):
-        each = {name: getattr(found, what) for name, found in asked.times.items()}
-        yield asked.in_passes(passes, lambda kind, each=each: each[kind.name], times)
+        yield asked.in_passes(
+            passes, lambda kind, what=what: getattr(asked.times[kind.name], what), times
+        )
 
 
 def _reduced(asked: Asked, rows: Schedule) -> list[tuple[float, float]]:
     """How long each rank reduces the gradients of its stages, and how many bytes it sends for
     that.
     """
-    found = []
+    found, weights = [], asked.weights(rows.copies)
     for rank in range(rows.num_ranks):
         sums = [
             (
@@ -234,7 +228,7 @@ def _reduced(asked: Asked, rows: Schedule) -> list[tuple[float, float]]:
                 * sum(own[stage] for stage in rows.stages_of(rank)),
                 link,
             )
-            for n, link, own in asked.weights(rows.copies)
+            for n, link, own in weights
         ]
         took = sum(all_reduce(*each) for each in sums)
         found.append((took, sum(ring_times(n) * size for n, size, _ in sums)))

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from ...actions import B, F, I, W
 from ...costs import Costs, Link
-from ...errors import unknown
 from ...footprint import Memory
 from ...schedule import Schedule
 from ..experts import Pieces
@@ -39,7 +38,7 @@ def layers_of(
                 "layers of each stage"
             )
         return (each,) * num_stages
-    if not _layers(cut, num_stages) or sum(cut) != model.num_layers:
+    if not whole_numbers(cut, num_stages) or sum(cut) != model.num_layers:
         raise ValueError(
             f"cut must say for each of {num_stages} stages how many of {model.num_layers} layers "
             f"it has, got {cut!r}"
@@ -47,37 +46,10 @@ def layers_of(
     return tuple(cut)
 
 
-def _layers(given: Any, count: int) -> bool:
+def whole_numbers(given: Any, count: int) -> bool:
     """Whether these are so many whole numbers from 0 on."""
     several = isinstance(given, Sequence) and len(given) == count
     return several and all(isinstance(n, Integral) and n >= 0 for n in given)
-
-
-# what to compute again: all layers, so many of each stage, or modules of every layer
-Recompute = bool | Sequence[int] | Sequence[str]
-
-
-def recomputed_of(
-    model: Model, layers: Sequence[int], recompute: Recompute
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """How many layers of each stage run their forward again, and which modules of all."""
-    if isinstance(recompute, bool):
-        return tuple(n * recompute for n in layers), ()
-    if isinstance(recompute, Sequence) and recompute and isinstance(recompute[0], str):
-        # FlashAttention computes its scores again in any case
-        known = {name for kind in model.kinds for part in kind.parts for name in part.again}
-        for name in {*recompute} - known - {"core_attn"}:
-            raise unknown("module to recompute in these layers", name, sorted(known))
-        return (0,) * len(layers), tuple(recompute)
-    if not _layers(recompute, len(layers)) or any(
-        r > n for r, n in zip(recompute, layers, strict=True)
-    ):
-        raise ValueError(
-            "recompute must be True, or say how many of each stage's "
-            f"{', '.join(map(str, layers))} layers run their forward again, or name modules, got "
-            f"{recompute!r}"
-        )
-    return tuple(recompute), ()
 
 
 @dataclass(frozen=True)
@@ -232,24 +204,6 @@ class Asked:
         """How long a microbatch's backward takes longer in the stage that computes most again."""
         return max(self.per_stage(self.forward_s, again=True))
 
-    @property
-    def lean(self) -> list[Asked]:
-        """The same with one module that runs again, with two, and so on: those first that take
-        least for the bytes that they save.
-        """
-        layers = Counter(kind.name for kind in self.long.every)
-        names = sorted(
-            {name for each in self.long.kinds for part in each.parts for name in part.again}
-        )
-
-        def price(name: str) -> float:
-            runs = [(kind.again((name,)), layers[kind.name]) for kind in self.long.kinds]
-            takes = sum(n * self.times_of(kind).forward for kind, n in runs)
-            return takes / sum(n * self.kept_of(kind) for kind, n in runs)
-
-        names.sort(key=price)
-        return [replace(self, modules=tuple(names[: n + 1])) for n in range(len(names))]
-
     def stage_costs(self, rows: Schedule, messages: Iterable[tuple[int, int]]) -> Costs:
         """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no
         W.
@@ -328,16 +282,10 @@ class Asked:
         copies = kind.routed.used * self.boundary / self.layout.tp if kind.routed else 0
         return self.kept_of(kind) + copies * 7 / 3
 
-    @cached_property
-    def _weights(self) -> dict[int, list[Alike]]:
-        return {}
-
     def weights(self, copies: int = 1) -> list[Alike]:
         """How many parameters of each stage a rank has, and who has the same: of all but experts,
         and of its experts. A schedule may have several copies of the model on a pipeline.
         """
-        if copies in self._weights:
-            return self._weights[copies]
         model, layout = self.long, self.layout
         shared = self.per_stage(lambda kind: self.weights_of(kind)[0])
         shared[0] += model.beside / layout.tp
@@ -354,11 +302,10 @@ class Asked:
                 )
             )
         beside = layout.groups("pp") if copies > 1 else ()
-        self._weights[copies] = [
+        return [
             Alike(len(groups[0]), self.machine.ring_link([*groups, *beside]), each)
             for groups, each in found
         ]
-        return self._weights[copies]
 
     def state_bytes(self) -> list[float]:
         """What each stage's parameters take on a rank."""

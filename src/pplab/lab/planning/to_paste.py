@@ -96,12 +96,10 @@ def _of_layers(model: Model) -> dict[str, object]:
     said = _said(model)
     parts = [part for kind in model.kinds for part in kind.parts]
     windows = {part.window for part in parts if part.name == "attention"} - {None}
-    if chunks := [
-        part.chunked for part in parts if (part.chunked or model.sequence) < model.sequence
-    ]:
+    if any((part.chunked or model.sequence) < model.sequence for part in parts):
         raise ValueError(
-            f"Megatron-LM has no attention in chunks, and this model's layers have it in chunks of "
-            f"{chunks[0]} tokens: torchtitan's fields leave the model to you"
+            "Megatron-LM has no attention in chunks, which this model's layers have: torchtitan's "
+            "fields leave the model to you"
         )
     if unlike := [part.name for part in parts if part.said != said[part.name]]:
         raise ValueError(

@@ -18,6 +18,7 @@ from .fsdp import fsdp_plan
 from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
+from .recomputing import fitted
 from .stage_costs import Asked, all_reduce
 from .state import State
 from .transformer import Transformer
@@ -40,18 +41,13 @@ class Task:
     state: State
 
     def ways(
-        self,
-        degrees: Iterable[Degrees | None],
-        schedules: Iterable[str],
-        experts: ExpertLayers | None,
+        self, degrees: Iterable[Degrees], schedules: Iterable[str], experts: ExpertLayers | None
     ) -> Iterator[Way]:
         """Every way with these `degrees` of tensors, context, experts and data, and these sizes of
-        microbatches. None: all, of experts those that divide their number.
+        microbatches.
         """
         model, machine, num_layers = self.model, self.machine, self.model.num_layers
-        count = experts.count if experts else 1
-        every = (self.gpus, self.gpus, count, self.gpus, self.batch)
-        tps, cps, eps, dps, sizes = map(_several, degrees, every)
+        tps, cps, eps, dps, sizes = map(_several, degrees)
         if not experts and eps != (1,):
             raise ValueError(
                 f"ep {', '.join(map(str, eps))}: this model has no experts to spread, so leave ep "
@@ -77,7 +73,7 @@ class Task:
                 continue  # there the plan finds its own size
             b = b if pp > 1 else 1
             dp, rest = divmod(self.gpus, tp * cp * pp)
-            if rest or dp not in dps or tp * cp * dp % ep or count % ep:
+            if rest or dp not in dps or tp * cp * dp % ep or (experts and experts.count % ep):
                 continue
             M, rest = divmod(self.batch, dp * b)
             if rest or not M:
@@ -116,7 +112,7 @@ class Task:
         """
         given = self.model, self.machine, layout, self.batch
         if layout.pp == 1:
-            return fsdp_plan(*given, state=self.state, experts=experts)
+            return fsdp_plan(*given, modules=True, state=self.state, experts=experts)
         options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
         rows = builder(layout.pp, self.batch // layout.dp // b, **options)
         cut = _weighed(self.model, rows)
@@ -134,13 +130,20 @@ class Task:
             True,
             "",
         )
-        fitted = _fitted(asked, rows)
-        if fitted is None and must_fit:
+        parameters = asked.state_bytes()
+        least = fitted(
+            asked,
+            [rows.stages_of(rank) for rank in range(rows.num_ranks)],
+            lambda trial: rows.peak_held(trial.stage_memory(parameters)),
+            self.machine.memory - self.machine.reserved,
+            modules=not (experts and rows.columns.overlaps),
+        )
+        if least is None and must_fit:
             raise ValueError(f"{layout} doesn't fit, though all layers compute again")
         how = {
             "schedule": rows,
             "cut": cut,
-            "recompute": True if fitted is None else fitted.modules or fitted.recomputed,
+            "recompute": True if least is None else least.modules or least.recomputed,
             "shard_optimizer": True,
         }
         return plan(*given, b, state=self.state, experts=experts, **how)
@@ -161,7 +164,7 @@ def planned_again(found: Plan, **changes: Any) -> Plan:
     )
     how = {name: getattr(found, name) for name in names.split()}
     if whole:
-        return fsdp_plan(**how | changes)
+        return fsdp_plan(modules=bool(found.modules), **how | changes)
     cut = {"schedule": found.timeline.schedule, "cut": found.layers}
     cut["recompute"] = found.modules or found.recomputed
     return plan(**how | cut | changes)
@@ -188,9 +191,7 @@ def polished(found: Plan) -> Plan:
     return found
 
 
-def _several(given: Degrees | None, most: int) -> tuple[int, ...]:
-    if given is None:
-        return tuple(n for n in range(1, most + 1) if most % n == 0)
+def _several(given: Degrees) -> tuple[int, ...]:
     return tuple(
         positive_int("a degree", each)
         for each in (given if isinstance(given, Iterable) else [given])
@@ -202,35 +203,6 @@ def _stages_per_rank(builder: Builder) -> Iterable[int]:
     if "stages_per_rank" in builder.options:
         return range(2, _MOST_STAGES + 1)
     return [2 if builder.placement == "V" else 1]
-
-
-def _fitted(asked: Asked, rows: Schedule) -> Asked | None:
-    """What computes least again of what fits on every rank: nothing, modules of every layer, or the
-    fewest whole layers. None where nothing fits.
-    """
-    room, parameters = asked.machine.memory - asked.machine.reserved, asked.state_bytes()
-
-    def held(trial: Asked) -> tuple[float, ...]:
-        return rows.peak_held(trial.stage_memory(parameters))
-
-    now, least = held(asked), held(replace(asked, recomputed=asked.layers))
-    if max(now) <= room:
-        return asked
-    found, lean = [], asked.lean
-    if lean and max(held(lean[-1])) <= room:
-        found.append(next(trial for trial in lean if max(held(trial)) <= room))
-    again = [0] * rows.num_stages
-    while max(least) <= room < max(now):
-        for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
-            stages, over = rows.stages_of(rank), most - room
-            if over > 0:
-                some = sum(asked.layers[s] - again[s] for s in stages)
-                for _ in range(min(some, max(1, int(some * over / max(most - fewest, 1))))):
-                    again[max(stages, key=lambda s: asked.layers[s] - again[s])] += 1
-        now = held(replace(asked, recomputed=tuple(again)))
-    if any(again):
-        found.append(replace(asked, recomputed=tuple(again)))
-    return min(found, key=lambda trial: trial.again_s, default=None)
 
 
 def _weighed(model: Transformer | Model, rows: Schedule) -> tuple[int, ...]:
