@@ -118,7 +118,8 @@ class Candidate:
         """Its texts in the table."""
         said = self.to_dict()
         at = " ".join(f"{axis} {said[axis]}" for axis in _AXES if said[axis] > 1)
-        runs = "+".join(self.plan.modules) or sum(self.plan.recomputed)
+        names = self.plan.modules
+        runs = f"{len(names)} modules" if names[1:] else "".join(names) or sum(self.plan.recomputed)
         again = f", {runs} again" * bool(runs)
         return (
             at or "one GPU",

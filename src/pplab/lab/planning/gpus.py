@@ -12,7 +12,8 @@ REACHED = 400 / 989  # of the peak: the course's 400 TFLOP/s of an H100, an assu
 # where bytes and the host are counted apart: 131 runs of nanotron (book/published.md)
 REACHED_APART = 440 / 989
 # what layers' matrices reach where NVIDIA's row of the 70 billion is as predicted (chapter 12),
-# beside attention's products and the head in bfloat16
+# beside attention's products and the head in bfloat16: Megatron-LM d98e8a64's head is none of
+# Transformer Engine's layers (gpt_model.py:272), and its fp8_dot_product_attention is off
 REACHED_IN_FP8 = 1058.5 / 1978
 # of a memory, for what is predicted: of 750 layouts that were said to fit 211 ran out
 # (book/published.md)
