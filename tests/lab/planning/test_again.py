@@ -167,9 +167,9 @@ def test_modules_of_stages_by_hand():
     assert found.memory.activation == pytest.approx([kept - 4 * freed for kept in plain.memory.activation])
     assert found.memory.recomputed == pytest.approx([freed, freed])
     assert found.tp_s - plain.tp_s == pytest.approx(8 * 4 * summed)
-    assert found.step_s > plain.step_s and found.computes_again
+    assert found.step_s > plain.step_s
     norms = lab.plan(GPT, NODE, Layout(tp=2, pp=2), 8, recompute=["layernorm"])
-    assert not norms.computes_again and norms.step_s == lab.plan(GPT, NODE, Layout(tp=2, pp=2), 8).step_s
+    assert norms.again_s == 0 and norms.step_s == lab.plan(GPT, NODE, Layout(tp=2, pp=2), 8).step_s
 
 
 def test_what_nvidia_measured_of_modules():

@@ -118,8 +118,7 @@ class Candidate:
         """Its texts in the table."""
         said = self.to_dict()
         at = " ".join(f"{axis} {said[axis]}" for axis in _AXES if said[axis] > 1)
-        names = self.plan.modules
-        runs = f"{len(names)} modules" if names[1:] else "".join(names) or sum(self.plan.recomputed)
+        runs = "modules" if self.plan.modules else sum(self.plan.recomputed)
         again = f", {runs} again" * bool(runs)
         return (
             at or "one GPU",
@@ -398,7 +397,7 @@ def _preferred(row: Candidate) -> tuple:
     return (
         0,
         found.zero == 3,
-        found.computes_again,
+        found.again_s > 0,
         far,
         layout.num_ranks // layout.dp,
         layout.tp,

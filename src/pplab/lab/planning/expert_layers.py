@@ -159,5 +159,5 @@ class ExpertLayers:
         experts = 2e3 * routed.used * routed.each * tokens / machine.rate(layout)
         flops, plain = (samples * each(model.sequence) for each in (kind.flops, kind.plain_flops))
         wait = self.all_to_all_time(model, machine, samples, layout) * 1e3
-        whole = machine.computing_s(flops, plain, layout) * 1e3
+        whole = machine.computing_s(layout, flops, plain) * 1e3
         return Pieces(whole - experts, wait, experts, wait)

@@ -15,7 +15,7 @@ from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
 from .recomputing import Recompute, fitted
-from .stage_costs import Alike, Asked
+from .stage_costs import Alike
 from .state import State
 from .transformer import Transformer
 
@@ -102,8 +102,7 @@ def _sharded(
             * max(table, *(sum(found.weights_of(kind)) for kind in found.long.kinds))
         )
     if not any(found.recomputed) and not found.modules:
-        room = found.machine.memory - found.machine.reserved - kept
-        least = fitted(found, [[0]], _activations, room, modules)
+        least = fitted(found, found.timeline.schedule, [kept], modules)
         if least is not found:
             found = planned(recompute=not least or least.modules or least.recomputed)
     if zero == 0:
@@ -114,12 +113,6 @@ def _sharded(
     step = sharded_step(rows.num_microbatches, *times, gather, reduce, zero=zero)
     memory = replace(found.memory, parameters=[kept])
     return replace(found, zero=zero, memory=memory, dp_s=step - found.timeline.makespan)
-
-
-def _activations(trial: Asked) -> list[float]:
-    """What a rank keeps of a microbatch at its fullest, of what runs again one layer's."""
-    memory = trial.stage_memory([0.0])
-    return [memory.activation[0] + memory.recomputed[0]]
 
 
 def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:

@@ -91,9 +91,10 @@ def machine_of(
         )
     inside = inside or known.inside
     reached = REACHED if host is None else REACHED_APART
-    plain, eighth = reached * known.peak, precision == "fp8" and not flops
-    if eighth:
-        reached = 2 * REACHED_IN_FP8 * reached / REACHED
+    plain = None
+    if precision == "fp8" and not flops:
+        plain = reached * known.peak
+        reached *= 2 * REACHED_IN_FP8 / REACHED
     return Machine(
         per_node,
         Link(5e-6, inside),
@@ -105,5 +106,5 @@ def machine_of(
         reserved=RESERVED,
         hbm=None if host is None else 0.9 * known.hbm,
         host=host or 0,
-        flops_bf16=plain if eighth else None,
+        flops_bf16=plain,
     )

@@ -5,7 +5,7 @@ sequence, and their makers. Nothing else in planning asks what a layer is.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 
@@ -251,25 +251,18 @@ def experts(
     together.
     """
     columns = 3 if gated else 2
-    own = {
-        "divided": columns * width * shared,
-        "sums": shared > 0,
-        "routed": Routed(count, used, columns * width * wide),
-    }
     beside = columns * (used * wide + shared) + used * width
-    again = {
-        "moe_act": Part("moe_act", kept=used * wide, sums=0),
-        "moe": Part("moe", whole=width * count, kept=beside, **own),
-    }
-    if shared:
-        again["shared_experts"] = Part(
-            "shared_experts", columns * width * shared, kept=columns * shared
-        )
-    return Part(
+    act_only = Part("moe_act", kept=used * wide, sums=0)
+    both = Part("shared_experts", columns * width * shared, kept=columns * shared)
+    found = Part(
         "experts",
-        whole=width * count,
+        columns * width * shared,
+        width * count,
         kept=2 * width + beside,
+        sums=shared > 0,
+        routed=Routed(count, used, columns * width * wide),
         said=dict(wide=wide, shared=shared, gated=gated, act=act),
-        again=_norm(width) | again,
-        **own,
     )
+    again = {"moe_act": act_only, "moe": replace(found, kept=beside)}
+    again |= {"shared_experts": both} if shared else {}
+    return replace(found, again=_norm(width) | again)

@@ -162,7 +162,7 @@ class Machine:
         """FLOP/s of the tensor and context ranks that compute a layer together."""
         return layout.tp * layout.cp * at_degree(self.flops_at, layout.tp, self.flops)
 
-    def computing_s(self, flops: float, plain: float, layout: Layout) -> float:
+    def computing_s(self, layout: Layout, flops: float, plain: float) -> float:
         """How long these ranks take for so many FLOPs, of which some are `plain`: of no layer's
         matrix, and not faster in FP8.
         """

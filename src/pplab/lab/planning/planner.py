@@ -169,6 +169,9 @@ def plan(
         sends,
     )
     messages = sends_of(rows)
+    each_sends = [
+        sum(n for (at, _), n in messages.items() if at == rank) for rank in range(layout.pp)
+    ]
     costs = asked.stage_costs(rows, messages)
     timeline = simulate_sends(rows, costs, sends)
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
@@ -191,7 +194,7 @@ def plan(
         - timeline.makespan,
         sent_bytes={
             **asked.sent(passes),
-            "pp": _most_messages(layout.pp, messages) * (asked.boundary / layout.tp),
+            "pp": max(each_sends) * (asked.boundary / layout.tp),
             "dp": max(sent for _, sent in reduced),
         },
     )
@@ -233,11 +236,6 @@ def _reduced(asked: Asked, rows: Schedule) -> list[tuple[float, float]]:
         took = sum(all_reduce(*each) for each in sums)
         found.append((took, sum(ring_times(n) * size for n, size, _ in sums)))
     return found
-
-
-def _most_messages(num_ranks: int, messages: Mapping[tuple[int, int], int]) -> int:
-    """How many the rank sends that sends most."""
-    return max(sum(n for (at, _), n in messages.items() if at == rank) for rank in range(num_ranks))
 
 
 def _microbatches(model: Transformer | Model, layout: Layout, batch: int, microbatch: int) -> int:

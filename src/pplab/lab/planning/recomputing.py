@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...errors import unknown
+from ...schedule import Schedule
 from .layers import Model
+from .megatron import MODULES
 from .stage_costs import Asked, whole_numbers
 
 # what to compute again: all layers, so many of each stage, or modules of every layer
@@ -38,32 +39,24 @@ def recomputed_of(
 
 
 def leaner(asked: Asked) -> Iterator[Asked]:
-    """The same with one module that runs again, with two, and so on: those first that take least
-    for the bytes that they save.
-    """
-    kinds, layers = asked.long.kinds, Counter(kind.name for kind in asked.long.every)
-    names = sorted({name for each in kinds for part in each.parts for name in part.again})
-
-    def price(name: str) -> float:
-        runs = [(kind.again((name,)), layers[kind.name]) for kind in kinds]
-        takes = sum(n * asked.times_of(kind).forward for kind, n in runs)
-        return takes / sum(n * asked.kept_of(kind) for kind, n in runs)
-
-    names.sort(key=price)
+    """The same with one module that runs again, with two, and so on, the cheap ones first."""
+    known = {name for kind in asked.long.kinds for part in kind.parts for name in part.again}
+    names = tuple(name for name in MODULES if name in known)
     for count in range(len(names)):
-        yield replace(asked, modules=tuple(names[: count + 1]))
+        yield replace(asked, modules=names[: count + 1])
 
 
 def fitted(
-    asked: Asked,
-    ranks: Sequence[Sequence[int]],
-    held: Callable[[Asked], Sequence[float]],
-    room: float,
-    modules: bool = True,
+    asked: Asked, rows: Schedule, parameters: Sequence[float], modules: bool = True
 ) -> Asked | None:
     """What computes least again of what fits on every rank: nothing, `modules` of every layer, or
-    the fewest whole layers. None where nothing fits. `ranks` have these stages, and hold so much.
+    the fewest whole layers. None where nothing fits. The stages' `parameters` take so many bytes.
     """
+    room, ranks = asked.machine.memory - asked.machine.reserved, range(rows.num_ranks)
+
+    def held(trial: Asked) -> tuple[float, ...]:
+        return rows.peak_held(trial.stage_memory(parameters))
+
     now, least = held(asked), held(replace(asked, recomputed=asked.layers))
     if max(now) <= room:
         return asked
@@ -72,8 +65,9 @@ def fitted(
     if lean and max(held(lean[-1])) <= room:
         found.append(next(trial for trial in lean if max(held(trial)) <= room))
     while max(least) <= room < max(now):
-        for stages, most, fewest in zip(ranks, now, least, strict=True):
-            if (over := most - room) > 0:
+        for rank, most, fewest in zip(ranks, now, least, strict=True):
+            stages, over = rows.stages_of(rank), most - room
+            if over > 0:
                 some = sum(asked.layers[s] - again[s] for s in stages)
                 for _ in range(min(some, max(1, int(some * over / max(most - fewest, 1))))):
                     again[max(stages, key=lambda s: asked.layers[s] - again[s])] += 1

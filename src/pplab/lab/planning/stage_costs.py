@@ -165,17 +165,17 @@ class Asked:
         if kind.total("passed"):
             message = around.latency + self.passed_bytes(kind) / around.bandwidth
             pairs = kind.pair_flops(model.sequence) * self.microbatch
-            ring = max(message - machine.computing_s(pairs, pairs, layout) / layout.cp, 0)
+            ring = max(message - machine.computing_s(layout, pairs, pairs) / layout.cp, 0)
         if state := kind.total("handed"):
             # in float32
             ring += around.latency + 4 * self.microbatch * state / layout.tp / around.bandwidth
         return LayerTimes(
             machine.computing_s(
+                layout,
                 *(
                     self.microbatch * each(model.sequence)
                     for each in (kind.flops, kind.plain_flops)
                 ),
-                layout,
             ),
             sum(all_reduce(layout.tp, n * self.boundary, link) for n in self.summed(kind) if n),
             (layout.cp - 1) * ring,
@@ -193,11 +193,6 @@ class Asked:
         """How long a forward takes, or what of it runs again."""
         launched = self.machine.host / 3 if kind.name in self.again else 0
         return max(self.times[kind.name].forward, launched)
-
-    @property
-    def computes_again(self) -> bool:
-        """Whether any matrix or pair of tokens is computed again."""
-        return any(self.per_stage(lambda kind: kind.flops(self.model.sequence), again=True))
 
     @property
     def again_s(self) -> float:
@@ -224,7 +219,7 @@ class Asked:
 
         heads = 1 + len(self.long.predictors)
         head = heads * self.model.head_flops(self.microbatch)
-        head = machine.computing_s(head, head, layout)
+        head = machine.computing_s(layout, head, head)
         half = head * machine.head_backward / 2
         forward, inputs, weights = (
             self.per_stage(lambda kind, at=at: directions(kind)[at]) for at in range(3)

@@ -55,9 +55,7 @@ class Task:
             )
         passes = 2 + bool(self.state.gradients)  # of frozen weights two
         long = model.long(experts)
-        plain = sum(kind.plain_flops(model.sequence) for kind in long.every)
-        plain += (1 + len(long.predictors)) * model.head_flops(1)
-        work = [passes * self.batch * n for n in (sum(long.work(1)) + long.ends_work(1), plain)]
+        work = passes * self.batch * (sum(long.work(1)) + long.ends_work(1))
         kept = (
             self.batch
             * model.sequence
@@ -93,8 +91,7 @@ class Task:
                     if pp * V > num_layers or pp * V * M > MOST_FORWARDS:
                         continue
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
-                    busy = machine.computing_s(*work, layout) / pp / dp
-                    busy += sums + touched / self.gpus
+                    busy = work / machine.rate(layout) / pp / dp + sums + touched / self.gpus
                     estimate = max(busy, launched) * (1 + ramps)
                     yield estimate, partial(self.planned, layout, b, builder, V, spread)
 
@@ -130,20 +127,14 @@ class Task:
             True,
             "",
         )
-        parameters = asked.state_bytes()
-        least = fitted(
-            asked,
-            [rows.stages_of(rank) for rank in range(rows.num_ranks)],
-            lambda trial: rows.peak_held(trial.stage_memory(parameters)),
-            self.machine.memory - self.machine.reserved,
-            modules=not (experts and rows.columns.overlaps),
-        )
+        pairs = experts and rows.columns.overlaps
+        least = fitted(asked, rows, asked.state_bytes(), modules=not pairs)
         if least is None and must_fit:
             raise ValueError(f"{layout} doesn't fit, though all layers compute again")
         how = {
             "schedule": rows,
             "cut": cut,
-            "recompute": True if least is None else least.modules or least.recomputed,
+            "recompute": not least or least.modules or least.recomputed,
             "shard_optimizer": True,
         }
         return plan(*given, b, state=self.state, experts=experts, **how)

@@ -212,8 +212,8 @@ COMMAND = Command(
     "fastest ones, those that can't be told apart first. In the table V is the number of stages "
     "on each rank, M is the number of microbatches, and x is the number of sequences in each. "
     "For example, 2*4+5 means stages of 4, 4 and 5 layers, and '9 again' means that 9 of these "
-    "run their forward twice. '2 modules again' means two modules of every layer, which --json "
-    "and --flags name. You also see how many seconds a step takes, with the least and the most "
+    "run their forward twice. 'modules again' means modules of every layer, which --json and "
+    "--flags name. You also see how many seconds a step takes, with the least and the most "
     "that it may take, and how many GB the fullest GPU holds. This needs neither PyTorch nor a "
     "GPU.",
     {
