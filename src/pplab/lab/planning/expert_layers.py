@@ -65,9 +65,8 @@ class ExpertLayers:
         them, too.
         """
         wide, said = mlp.said["wide"] // (self.used + self.shared), mlp.said
-        shared = self.shared * wide
-        found = experts(width, wide, self.count, self.used, shared, said["gated"], said["act"])
-        return replace(found, whole=0, masks=mlp.masks)
+        of = self.count, self.used, self.shared * wide, said["gated"], said["act"]
+        return replace(experts(width, wide, *of), whole=0, masks=mlp.masks)
 
     def parameters(self, model: Transformer | Model) -> float:
         """Of the whole model, with all experts."""

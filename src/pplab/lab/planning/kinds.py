@@ -252,8 +252,6 @@ def experts(
     """
     columns = 3 if gated else 2
     beside = columns * (used * wide + shared) + used * width
-    act_only = Part("moe_act", kept=used * wide, sums=0)
-    both = Part("shared_experts", columns * width * shared, kept=columns * shared)
     found = Part(
         "experts",
         columns * width * shared,
@@ -263,6 +261,11 @@ def experts(
         routed=Routed(count, used, columns * width * wide),
         said=dict(wide=wide, shared=shared, gated=gated, act=act),
     )
-    again = {"moe_act": act_only, "moe": replace(found, kept=beside)}
-    again |= {"shared_experts": both} if shared else {}
-    return replace(found, again=_norm(width) | again)
+    again = _norm(width) | {
+        "moe_act": Part("moe_act", kept=used * wide, sums=0),
+        "moe": replace(found, kept=beside),
+    }
+    if shared:
+        both = columns * shared
+        again["shared_experts"] = Part("shared_experts", width * both, kept=both)
+    return replace(found, again=again)

@@ -164,7 +164,7 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
         _NUMBERS: {"type": count(1)},
         _FROM_ZERO: {"type": count(0)},
         _WORDS: {},
-        "modules=recompute-modules": {"nargs": "+"},
+        "modules=recompute-modules": {"nargs": "+", "default": ["core_attn"]},
         _SWITCHES: {"action": "store_true"},
     }
     kinds |= {names: {"choices": words} for names, words in _CHOICES.items()}
@@ -217,6 +217,5 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
 def _recomputed(said: Line) -> Recompute:
     """Of how many layers of each stage the forward runs again, or which modules of all."""
     if said.granularity != "full":
-        named = (said.modules or ["core_attn"]) if said.granularity else []
-        return tuple(name for name in named if name in MODULES) or False
+        return tuple(n for n in MODULES if said.granularity and n in said.modules) or False
     return [layers if said.method == "uniform" else min(layers, said.again) for layers in said.cut]

@@ -21,7 +21,7 @@ def recomputed_of(
     """How many layers of each stage run their forward again, and which modules of all."""
     if isinstance(recompute, bool):
         return tuple(n * recompute for n in layers), ()
-    if isinstance(recompute, Sequence) and recompute and isinstance(recompute[0], str):
+    if isinstance(recompute, Sequence) and str in map(type, recompute):
         # FlashAttention computes its scores again in any case
         known = {name for kind in model.kinds for part in kind.parts for name in part.again}
         for name in {*recompute} - known - {"core_attn"}:
@@ -52,7 +52,7 @@ def fitted(
     """What computes least again of what fits on every rank: nothing, `modules` of every layer, or
     the fewest whole layers. None where nothing fits. The stages' `parameters` take so many bytes.
     """
-    room, ranks = asked.machine.memory - asked.machine.reserved, range(rows.num_ranks)
+    room = asked.machine.memory - asked.machine.reserved
 
     def held(trial: Asked) -> tuple[float, ...]:
         return rows.peak_held(trial.stage_memory(parameters))
@@ -65,7 +65,7 @@ def fitted(
     if lean and max(held(lean[-1])) <= room:
         found.append(next(trial for trial in lean if max(held(trial)) <= room))
     while max(least) <= room < max(now):
-        for rank, most, fewest in zip(ranks, now, least, strict=True):
+        for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
             stages, over = rows.stages_of(rank), most - room
             if over > 0:
                 some = sum(asked.layers[s] - again[s] for s in stages)

@@ -191,7 +191,7 @@ class Asked:
 
     def forward_s(self, kind: Kind) -> float:
         """How long a forward takes, or what of it runs again."""
-        launched = self.machine.host / 3 if kind.name in self.again else 0
+        launched = (kind.name in self.again) * self.machine.host / 3
         return max(self.times[kind.name].forward, launched)
 
     @property

@@ -207,8 +207,8 @@ def _megatron(plan: Plan) -> str:
             "--moe-router-pre-softmax": experts.used == 1,  # asserted
             "--expert-tensor-parallel-size 1": experts.whole and layout.tp > 1,
         }
-    block = plan.modules or tuple(min(n, again) for n in plan.layers)
-    remarks = _remarks(plan, sends=sends, recompute=block)
+    block = tuple(min(n, again) for n in plan.layers)
+    remarks = _remarks(plan, sends=sends, recompute=plan.modules or block)
     if divided and (sharded or paired):
         remarks += (
             "# before Blackwell, Megatron-LM warns of tp and cp here: they want "

@@ -82,8 +82,8 @@ class Task:
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
             if ep > 1:
                 tokens = model.boundary_bytes(b) / (tp * cp)
-                spans = min(ep, machine.ranks_per_node), -(-ep // machine.ranks_per_node)
-                sums += 4 * M * routed / pp * spread.copies_s(machine, tokens, *spans)
+                near, boxes = min(ep, machine.ranks_per_node), -(-ep // machine.ranks_per_node)
+                sums += 4 * M * routed / pp * spread.copies_s(machine, tokens, near, boxes)
             # FSDP's microbatches may be larger
             launched = machine.host * num_layers / pp * (M if pp > 1 else 1)
             for builder in pipelined if pp > 1 else alone:
@@ -127,8 +127,8 @@ class Task:
             True,
             "",
         )
-        pairs = experts and rows.columns.overlaps
-        least = fitted(asked, rows, asked.state_bytes(), modules=not pairs)
+        alone = not (experts and rows.columns.overlaps)  # pairs run whole layers again
+        least = fitted(asked, rows, asked.state_bytes(), alone)
         if least is None and must_fit:
             raise ValueError(f"{layout} doesn't fit, though all layers compute again")
         how = {
