@@ -76,6 +76,6 @@ def _owner(entry: Entry) -> tuple[str, str]:
         owners = [owner for owner in owners if owner != AUTHORS]  # whose V has an even cut alone
     again = entry.recompute or (0,)
     # Megatron-LM's --recompute-num-layers is one number
-    if again is not True and len(set(again)) > 1:
+    if again is not True and len({n for n in again if not isinstance(n, str)}) > 1:
         owners = [owner for owner in owners if "Megatron" not in owner]
     return ", ".join(owners) or "nobody", compiled

@@ -244,7 +244,7 @@ def test_closed_forms(P, M, F, I, W, c):  # noqa: E741
             assert t.makespan == formulas.floor_makespan(P, M, F, B)
             assert t.bubble_fraction == pytest.approx(formulas.bubble_fraction(P, M))
             assert t.bubble_ratio == pytest.approx(formulas.bubble_ratio(P, M))
-        assert run("naive", P, M, costs).bubble_fraction == pytest.approx(formulas.naive_bubble_fraction(P))
+        assert run("naive", P, M, costs).bubble_fraction == pytest.approx(1 - 1 / P)
     assert run("GPipe", P, M, costs).makespan == run("GPipe", P, M, costs, reverse_backward=True).makespan
 
 

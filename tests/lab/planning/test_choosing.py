@@ -143,6 +143,14 @@ def test_experts_lie_on_tensor_ranks_where_context_and_data_ranks_are_too_few():
     assert "--expert-tensor-parallel-size 1" in lab.flags(found, "Megatron-LM")
 
 
+def test_expert_ranks_are_found():
+    """All that divide the experts and the ranks of a stage, as if they had been given one by one."""
+    machine, mixture = machine_of("h100", 8, 50e9), ExpertLayers(96, 8)
+    found = choose(QWEN, machine, 16, 1024, tp=1, experts=mixture)
+    given = choose(QWEN, machine, 16, 1024, tp=1, experts=mixture, ep=[16, 8, 4, 2, 1, 5])  # five can't be
+    assert str(found) == str(given) and {row.plan.experts.gpus for row in found.rows} > {1}
+
+
 def test_frozen_weights_fit_where_trained_ones_dont():
     model = Transformer(40, 5120, 2048, heads=40, mlp_width=13824, gated=True, vocabulary=32000)  # 13 billion
     cards = machine_of("rtx4090", 1, 1.25e9)
@@ -267,12 +275,12 @@ def test_the_command_says_what_to_paste(capsys):
 
 
 def test_what_to_paste_is_the_tables_first_row_and_says_what_the_framework_does_otherwise(capsys):
-    """The first row computes 10 of 12 layers again, where torchtitan computes all."""
-    assert main(["choose", *ASKED, "--memory", "4.4GB", "--flags", "torchtitan"]) == 0
+    """The first row computes some of 12 layers again, where torchtitan computes all."""
+    assert main(["choose", *ASKED, "--memory", "3.9GB", "--flags", "torchtitan"]) == 0
     table, _, told = capsys.readouterr().out.partition("\n# ")
     first = table[table.index("can't be told apart") :].splitlines()[1]
-    assert "12, 10 again" in first and first.startswith(told.partition(",")[0])
-    assert "here it is recompute=(12,)\n# so a step is predicted to take" in told
+    assert re.search("12, [1-9] again", first) and first.startswith(told.partition(",")[0])
+    assert "here it is recompute=(12,)\n" in told and "\n# so a step is predicted to take" in told
 
 
 @pytest.mark.parametrize(("text", "size"), [("450GB/s", 450e9), ("400Gb/s", 50e9), ("1.5TB/s", 1.5e12)])
@@ -361,7 +369,14 @@ def test_what_nobody_compared_is_refused_with_where_to_look(gpu, per_node, preci
 
 def test_precision_and_a_host_say_what_a_gpu_reaches():
     """In FP8 what NVIDIA's row of the 70 billion does; with a host, bytes are counted apart."""
-    assert machine_of("h100", 8, 50e9, precision="fp8").flops == pytest.approx(922.5e12)
+    eight = machine_of("h100", 8, 50e9, precision="fp8")
+    assert eight.flops_bf16 == 400e12 and machine_of("h100", 8, 50e9).flops_bf16 is None
+    assert machine_of("h100", 8, 50e9, precision="fp8", flops=7e14).flops_bf16 is None  # somebody's one speed for all
+    model = replace(LLAMA_70B, sequence=4096)  # 704 TFLOP/s of 32 H100: Megatron Bridge's archive of summaries
+    how = {"schedule": "Interleaved1F1B", "stages_per_rank": 5, "shard_optimizer": True, "state": State(2, 2, 12)}
+    flops = 3 * 32 * (80 * model.layer_flops(1) + 2 * 128256 * 8192 * 4096)
+    reached = flops / 32 / plan(model, eight, Layout(4, 4, 2), 32, **how).step_s
+    assert reached == pytest.approx(704e12, rel=1e-3)
     apart = machine_of("h100", 8, 50e9, host=1.6e-3)
     assert (apart.host, apart.hbm, apart.flops) == pytest.approx((1.6e-3, 0.9 * 3.35e12, 440e12))
 
@@ -387,14 +402,29 @@ def test_what_no_cluster_has_ends_in_a_sentence():
             choose(replace(SMALL, num_layers=layers), NODE, gpus, batch)
 
 
-@pytest.mark.timed
-def test_64_gpus_take_few_seconds():
-    """Less than 2,000 plans of 1F1B with 8 ranks and 128 microbatches take; 1,700, and 8 s, where it was timed."""
+def seconds_of_a_plan() -> float:
+    """Of the processor, for 1F1B with 8 ranks and 128 microbatches: 4.7 ms where these tests were timed."""
     begin = time.process_time()
     for _ in range(20):
         plan(LLAMA_70B, DGX, Layout(4, 8, 2), 256)
-    one = (time.process_time() - begin) / 20
-    assert on_64_gpus()[1] < 2000 * one
+    return (time.process_time() - begin) / 20
+
+
+@pytest.mark.timed
+def test_64_gpus_take_few_seconds():
+    """1,700 plans, and 8 s, where it was timed."""
+    assert on_64_gpus()[1] < 2000 * seconds_of_a_plan()
+
+
+@pytest.mark.timed
+def test_a_large_mixture_on_1024_gpus_takes_ten_seconds():
+    """Kimi-K2's shape, with all numbers of GPUs that share experts, is the slowest of ten models."""
+    attends = lab.kinds.latent(7168, 64, 1536, 512, 128, 64, 128)
+    dense, routed = lab.kinds.mlp(7168, 18432, True), lab.kinds.experts(7168, 2048, 384, 8, 2048, True)
+    kinds = lab.Kind("dense", (attends, dense)), lab.Kind("routed", (attends, routed))
+    kimi, begin = lab.Model(kinds[:1] + kinds[1:] * 60, 7168, 4096, 163840), time.process_time()
+    found = choose(kimi, machine_of("h100", 8, 50e9, host=8.8e-3), 1024, 2048)
+    assert time.process_time() - begin < 2000 * seconds_of_a_plan() and found.best.plan.experts.gpus > 1
 
 
 CPUS = Machine(2, pp.Link(1e-4, 1e9), pp.Link(1e-4, 1e9), flops=1e12, memory=8e9)

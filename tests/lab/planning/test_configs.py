@@ -331,3 +331,29 @@ def test_one_matrix_is_held_once_where_one_stage_has_both_ends():
         held = [sum(lab.plan(model, machine, layout, 4).memory.parameters) for model in (apart, tied)]
         assert held[0] - held[1] == pytest.approx(18 * tables * 64_000)
     assert apart.parameters - tied.parameters == 64_000
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), [(96, 32), (100, 32), (16, 32), (33, 1)])
+def test_chunks_have_the_pairs_of_transformers_own_mask(tokens, chunk):
+    """Every pair that its mask lets through; of a token and itself we count half, as everywhere."""
+    masks = transformers.masking_utils
+    allowed = masks.chunked_causal_mask_function(chunk, torch.zeros(1, dtype=torch.long))
+    at = torch.arange(tokens)
+    pairs = int(allowed(torch.tensor(0), 0, at[:, None], at[None]).sum())
+    part = lab.kinds.attention(64, 4, 4, 16, chunked=chunk)
+    assert part.pair_flops(tokens) == 4 * 64 * (pairs - tokens / 2)
+    window = lab.kinds.attention(64, 4, 4, 16, window=chunk)
+    assert (window.pair_flops(tokens) > part.pair_flops(tokens)) == (tokens > chunk)
+
+
+def test_llama_4_sees_chunks_beyond_8192_tokens():
+    """By its fields and by a forward, and Megatron-LM has no flag for it."""
+    shape = fields(4, 256, 4, 512, 1000, num_key_value_heads=2, head_dim=64, intermediate_size_mlp=512)
+    more = {"num_local_experts": 4, "num_experts_per_tok": 1, "attention_chunk_size": 128, "model_type": "llama4_text"}
+    for sequence, share in ((128, 1), (512, 1 / 4)):
+        model, _ = read_config(shape | more | UNTIED, sequence)
+        chunked, whole = (model.layers[at].pair_flops(sequence) for at in (0, 3))
+        assert chunked == share * whole == share * 4 * 256 * sequence**2 / 2
+    machine = lab.Machine(8, pp.Link(), pp.Link(), flops=1e12, memory=80e9)
+    with pytest.raises(ValueError, match="Megatron-LM has no attention in chunks"):
+        lab.flags(lab.plan(model, machine, lab.Layout(pp=2), 4), "Megatron-LM")

@@ -45,6 +45,7 @@ def megatron(line):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name in ("recompute-granularity", "recompute-method", "pipeline-model-parallel-layout"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--recompute-modules", nargs="*")
     parser.add_argument("--moe-token-dispatcher-type", choices=["allgather", "alltoall", "flex"], default="allgather")
     parser.add_argument("--moe-flex-dispatcher-backend", choices=["deepep", "hybridep"])
     for name in (
@@ -112,6 +113,9 @@ def test_megatrons_line_has_as_many_parameters_as_the_plan(shape, tied, experts)
     {"sends": "forwards wait", **VPP, "cut": [3, 4, 4, 4, 5, 5, 4, 3], "recompute": [2] * 8},
     {"sends": "both wait", "recompute": True, "layout": lab.Layout(tp=2, pp=4, dp=2, order="tp-pp-dp")},
     {"sends": "both wait", "recompute": True, "layout": lab.Layout(tp=2, cp=2, pp=4)},
+    {"sends": "both wait", "recompute": ("layernorm", "mlp")},
+    {"sends": "both wait", "recompute": ("moe_act",), "layout": lab.Layout(pp=4, dp=4),
+     "experts": lab.ExpertLayers(8, 2, 2)},
     {"sends": "both wait", "layout": lab.Layout(dp=8), "state": lab.State(2, 2, 12), "microbatch": 2},
     {"schedule": "paired-1F1B", "stages_per_rank": 2, "layout": lab.Layout(pp=4, dp=4),
      "experts": lab.ExpertLayers(16, 4, 4, once_per_node=True)},
@@ -135,7 +139,10 @@ def test_megatrons_line_is_the_plan_and_comes_back_as_it(how):
         assert (said.num_virtual_stages_per_pipeline_rank or 1) * layout.pp == stages and len({*asked.layers}) == 1
     again = said.recompute_num_layers or 0
     assert tuple(min(n, again) for n in asked.layers) == asked.recomputed
-    assert (said.recompute_granularity, said.recompute_method) == (("full", "block") if again else (None, None))
+    how = ("full", "block") if again else ("selective" if asked.modules else None, None)
+    assert (said.recompute_granularity, said.recompute_method) == how and tuple(
+        said.recompute_modules or ()
+    ) == asked.modules
     assert said.use_distributed_optimizer == asked.shard_optimizer
     assert said.use_tp_pp_dp_mapping == (layout.order == "tp-pp-dp")
     assert said.grad_reduce_in_bf16 == (asked.state.gradients == 2)

@@ -55,6 +55,9 @@ def test_the_same_in_other_words():
      "--recompute-num-layers 8", (8, 9, 8, 7), [8, 8, 8, 7]),
     ("--num-layers 32 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
      (8,) * 4, [8] * 4),
+    ("--num-layers 32 --recompute-granularity selective", (8,) * 4, ("core_attn",)),
+    ("--num-layers 32 --recompute-granularity selective --recompute-modules mlp layernorm", (8,) * 4,
+     ("layernorm", "mlp")),
     ("--num-layers 30 --decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5", (7, 9, 9, 5), False),
     ("--num-layers 46 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
      "--num-virtual-stages-per-pipeline-rank 2", (5, 6, 6, 6, 6, 6, 6, 5), False),

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from ...costs import Link
-from ...errors import expect, number, positive_int
+from ...errors import number, positive_int
 from ...footprint import Memory
 from ...schedule import Schedule
 from ...timeline import Timeline, total
@@ -19,8 +19,9 @@ from ..forms import Table
 from .expert_layers import ExpertLayers
 from .layout import Layout, Machine
 from .planner import Plan, plan
+from .recomputing import Recompute
 from .state import State
-from .transformer import Transformer, expect_model
+from .transformer import Transformer, checked
 
 # Grattafiori et al. 2024, "The Llama 3 Herd of Models", table 3
 LLAMA_3_8B = Transformer(
@@ -60,7 +61,7 @@ class Case:
     experts: ExpertLayers | Any = None  # in place of every layer's MLP, over pipelines side by side
 
     def __post_init__(self) -> None:
-        expect_model(self.model)
+        checked(self.model, self.experts, self.state)
         positive_int("num_ranks", self.num_ranks)
         for name in ("memory_gb", "teraflops", "gigabits", "dollars_per_hour", "tokens"):
             value = getattr(self, name)
@@ -72,9 +73,6 @@ class Case:
             raise ValueError(
                 f"reserve_gb must be below memory_gb, {self.memory_gb:g}, got {self.reserve_gb!r}"
             )
-        expect(State, state=self.state)
-        if self.experts is not None:
-            expect(ExpertLayers, experts=self.experts)
 
     @property
     def num_gpus(self) -> int:
@@ -160,16 +158,15 @@ class Case:
         *,
         microbatch: int = 1,
         cut: Sequence[int] | None = None,
-        recompute: bool | Sequence[int] = False,
+        recompute: Recompute = False,
         **options: object,
     ) -> Entry:
         """What a step and the job take under a schedule: a name with its builder's `options`, or a
         Schedule of yours.
 
-        `microbatch` is in sequences; `cut` and `recompute` are in layers, per stage, as for
-        `pplab.lab.plan`. Two names are no schedule's: "one GPU" has the whole model, and gets no
-        further than its state where that doesn't fit; "a perfect pipeline" shares the work out
-        evenly and never waits.
+        `microbatch` is in sequences; `cut` and `recompute` are as for `pplab.lab.plan`. Two names
+        are no schedule's: "one GPU" has the whole model, and gets no further than its state where
+        that doesn't fit; "a perfect pipeline" shares the work out evenly and never waits.
 
         Raises ValueError for a cut that doesn't sum to the model's layers, and for a Schedule of
         other ranks.
@@ -226,7 +223,7 @@ class Entry:
     num_microbatches: int
     microbatch: int = 1  # sequences in each
     cut: tuple[int, ...] | None = None  # layers per stage; None: all stages have as many
-    recompute: bool | tuple[int, ...] = False  # all layers, or how many of each stage
+    recompute: bool | tuple = False  # all layers, how many of each stage, or modules' names
     step_s: float | Any = None
     busy: float | Any = None  # the share of all ranks' time in which they compute, again or not
     # per rank, at its fullest; of a GPU that its state doesn't fit in, the state

@@ -23,13 +23,13 @@ from .layers import Model
 from .layout import Layout, Machine, at_degree
 from .planner import Plan
 from .state import State
-from .transformer import Transformer, expect_model
+from .transformer import Transformer, checked
 from .ways import MOST_FORWARDS, Degrees, Task, Way, order, planned_again, polished
 
 SCHEDULES = ("1F1B", "Interleaved1F1B")  # that Megatron-LM and torch have, and torch compiles
 _AXES = "tp cp pp dp ep".split()
 _GROUPS = {  # the rows by what can be said of them
-    "equal": "can't be told apart; the first by a rule, and take what you have:",
+    "equal": "can't be told apart. Try the first, which recomputes and divides the model least:",
     "slower": "slower:",
     "too_large": "too large:",
 }
@@ -118,7 +118,8 @@ class Candidate:
         """Its texts in the table."""
         said = self.to_dict()
         at = " ".join(f"{axis} {said[axis]}" for axis in _AXES if said[axis] > 1)
-        again = f", {sum(self.plan.recomputed)} again" * any(self.plan.recomputed)
+        runs = "modules" if self.plan.modules else sum(self.plan.recomputed)
+        again = f", {runs} again" * bool(runs)
         return (
             at or "one GPU",
             said["schedule"],
@@ -134,7 +135,7 @@ class Candidate:
         """It as plain JSON values."""
         p, rows = self.plan, self.plan.timeline.schedule
         planned, own = (
-            "microbatch layers recomputed step_s memory_bytes bound",
+            "microbatch layers recomputed modules step_s memory_bytes bound",
             "low_s high_s over_bytes slower",
         )
         return {
@@ -241,7 +242,7 @@ def choose(
     *,
     tp: Degrees = (1, 2, 4, 8),
     cp: Degrees | None = None,
-    ep: Degrees = 1,
+    ep: Degrees | None = None,
     dp: Degrees | None = None,
     microbatch: Degrees = 1,
     schedules: Iterable[str] = SCHEDULES,
@@ -253,14 +254,14 @@ def choose(
 
     Given are the degrees of tensor, context, expert and data parallelism, one or several each; the
     rest of the GPUs are stages. Context ranks that are left out are 1, from 8,192 tokens on 1, 2
-    and 4. Under tensor ranks experts stay whole (Megatron-LM's `--expert-tensor-parallel-size 1`).
-    Sought are stages and microbatches, a cut that weighs the head, the fewest layers that compute
-    again so that it fits, and the schedule; a pipeline's optimizer is sharded (ZeRO-1), and its
-    ranks wait for sends as Megatron-LM's do, where it has the schedule and that has no more than
-    12,000 actions. "ZBVZeroBubble" is tried only where `schedules` name it, because Megatron-LM
-    lacks it and torch doesn't compile it. A layout without stages is the fastest that `fsdp_plan`
-    finds. `microbatch` is of pipelines; without one it is what is fastest. A `state` that is left
-    out has 8 bytes for each logit.
+    and 4, and expert ranks are all that divide the experts. Under tensor ranks experts stay whole
+    (Megatron-LM's `--expert-tensor-parallel-size 1`). Sought are stages and microbatches, a cut
+    that weighs the head, the fewest layers that compute again so that it fits, and the schedule; a
+    pipeline's optimizer is sharded (ZeRO-1), and its ranks wait for sends as Megatron-LM's do,
+    where it has the schedule and that has no more than 12,000 actions. "ZBVZeroBubble" is tried
+    only where `schedules` name it, because Megatron-LM lacks it and torch doesn't compile it. A
+    layout without stages is the fastest that `fsdp_plan` finds. `microbatch` is of pipelines;
+    without one it is what is fastest. A `state` that is left out has 8 bytes for each logit.
 
     Two layouts can't be told apart when the ratio of their steps may be either side of 1 with the
     machine's numbers off by what is `unsure`: what all layouts share, such as FLOP/s, doesn't count
@@ -279,13 +280,8 @@ def choose(
     """
     unsure = unsure or Unsure()
     expect(Unsure, unsure=unsure)
-    expect_model(model)
-    experts = experts or model.experts
+    experts, state = checked(model, experts, state or State(logits=8))
     expect(Machine, machine=machine)
-    state = state or State(logits=8)
-    expect(State, state=state)
-    if experts:
-        expect(ExpertLayers, experts=experts)
     task = Task(model, machine, positive_int("gpus", gpus), positive_int("batch", batch), state)
     if gpus > _MOST_GPUS or model.num_layers > _MOST_LAYERS:
         raise ValueError(
@@ -294,6 +290,8 @@ def choose(
         )
     if cp is None:
         cp = (1, 2, 4) if model.sequence >= _LONG else 1
+    if ep is None:
+        ep = range(1, experts.count + 1) if experts else 1
     degrees = tp, cp, ep, range(1, gpus + 1) if dp is None else dp, microbatch
     what = f"{plural(gpus, 'GPU')} and {plural(batch, 'sequence')}"
     best: dict[tuple, Plan] = {}  # of each layout and schedule
@@ -399,7 +397,7 @@ def _preferred(row: Candidate) -> tuple:
     return (
         0,
         found.zero == 3,
-        any(found.recomputed),
+        found.again_s > 0,
         far,
         layout.num_ranks // layout.dp,
         layout.tp,

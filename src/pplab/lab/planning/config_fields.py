@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import positive_int
-from .config_on_meta import Unread
+from .config_on_meta import LIMITS, Unread
 from .kinds import Kind, Part, attention, delta, experts, latent, mamba, mlp
 from .layers import Model
 
@@ -189,10 +189,7 @@ def _mixer(config: Fields, said: str, width: int, kind: str) -> Part:
             size("mamba_dt_rank time_step_rank", -(-width // 16)),
         )
         return mamba(width, inner, state, size("mamba_d_conv conv_kernel", 4), heads, groups, rank)
-    window = {
-        "sliding_attention": "sliding_window",
-        "chunked_attention": "attention_chunk_size",
-    }.get(said)
+    window, seen = LIMITS.get(said.partition("_")[0], ("", ""))
     if not window and said not in ("full", "full_attention", "attention", "indexed_attention"):
         raise Unread(
             f"layers of {said} aren't read: give lab.Model its layers, or lab.Transformer equal "
@@ -218,7 +215,7 @@ def _mixer(config: Fields, said: str, width: int, kind: str) -> Part:
         if get("multi_query")
         else size("num_key_value_heads num_kv_heads num_query_groups", heads)
     )
-    part = attention(width, heads, kv_heads, each, window=size(window) if window else None)
+    part = attention(width, heads, kv_heads, each, **({window: size(seen)} if window else {}))
     if _OUTPUT_GATE.match(kind):
         gated = {"divided": part.divided + width * heads * each, "kept": part.kept + heads * each}
         return replace(part, said=part.said | {"gate": True}, **gated)

@@ -15,6 +15,8 @@ from .layers import Model
 
 _BESIDE = re.compile("vision|audio|visual|image|img")  # what sees or hears
 _SCANS = re.compile("ssm|mamba|linear|conv|recurrent|lstm")  # work that is no matrix of the layer
+# what limits the tokens that a token sees: in a `Part`, and in a config
+LIMITS = {"sliding": ("window", "sliding_window"), "chunked": ("chunked", "attention_chunk_size")}
 
 
 class Unread(ValueError):
@@ -166,20 +168,18 @@ def _part(layer: Any, line: float, pairs: int, config: Any, said: str) -> Part:
         )
     keys = 2 * (getattr(config, "num_key_value_heads", 0) or heads)
     keys *= getattr(config, "head_dim", None) or width // max(heads, 1)
-    window = {"sliding": "sliding_window", "chunked": "attention_chunk_size"}.get(
-        said.partition("_")[0], ""
-    )
+    limit, field = LIMITS.get(said.partition("_")[0], ("window", ""))
     return Part(
         "layer",
         matrices,
         small,
         small - min(rest, 0),
         pairs,
-        getattr(config, window, None),
-        round(2 * max(rest, 0)),
-        kept + (3 if pairs == 4 * width else 2) * width,  # outputs of norms, and of attention
+        scan=round(2 * max(rest, 0)),
+        kept=kept + (3 if pairs == 4 * width else 2) * width,  # outputs of norms, and of attention
         passed=min(keys, pairs // 2),
         sums=2,
         heads=heads,
         routed=routed,
+        **{limit: getattr(config, field, None)},
     )

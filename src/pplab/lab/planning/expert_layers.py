@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import positive_int
 from ..experts import Pieces
-from .kinds import Part, Routed
+from .kinds import Part, experts
 from .layout import Layout, Machine
 
 if TYPE_CHECKING:
@@ -64,17 +64,9 @@ class ExpertLayers:
         """The experts that a token uses are together what the MLP was; a token's copies are kept at
         them, too.
         """
-        spread = mlp.divided * self.used // (self.used + self.shared)
-        numbers = {
-            "divided": mlp.divided - spread,
-            "kept": mlp.kept + self.used * width,
-            "sums": self.shared > 0,
-        }
-        wide = mlp.said["wide"] // (self.used + self.shared)
-        numbers["said"] = mlp.said | {"wide": wide, "shared": self.shared * wide}
-        return replace(
-            mlp, name="experts", routed=Routed(self.count, self.used, spread / self.used), **numbers
-        )
+        wide, said = mlp.said["wide"] // (self.used + self.shared), mlp.said
+        of = self.count, self.used, self.shared * wide, said["gated"], said["act"]
+        return replace(experts(width, wide, *of), whole=0, masks=mlp.masks)
 
     def parameters(self, model: Transformer | Model) -> float:
         """Of the whole model, with all experts."""
@@ -123,7 +115,14 @@ class ExpertLayers:
             Counter(rank // machine.ranks_per_node for rank in group)
             for group in self.groups(layout)[0]
         )
-        here, num_nodes = min((min(each.values()), len(each)) for each in nodes)
+        return self.copies_s(
+            machine, tokens, *min((min(each.values()), len(each)) for each in nodes)
+        )
+
+    def copies_s(self, machine: Machine, tokens: float, here: int, num_nodes: int) -> float:
+        """How long the copies of so many bytes of tokens take, where `num_nodes` share the experts
+        and one has `here` of the GPUs.
+        """
         copies = tokens * self.used
         near, far = copies * (here - 1) / self.gpus, copies * (self.gpus - here) / self.gpus
         if self.once_per_node and far:
@@ -155,9 +154,9 @@ class ExpertLayers:
                 f"{model.long(self).pattern}: take a schedule without pairs, such as "
                 "Interleaved1F1B"
             )
-        rate, routed = machine.rate(layout), kind.routed
-        experts = 2e3 * routed.used * routed.each * samples * model.sequence / rate
+        routed, tokens = kind.routed, samples * model.sequence
+        experts = 2e3 * routed.used * routed.each * tokens / machine.rate(layout)
+        flops, plain = (samples * each(model.sequence) for each in (kind.flops, kind.plain_flops))
         wait = self.all_to_all_time(model, machine, samples, layout) * 1e3
-        return Pieces(
-            kind.flops(model.sequence) * samples / rate * 1e3 - experts, wait, experts, wait
-        )
+        whole = machine.computing_s(layout, flops, plain) * 1e3
+        return Pieces(whole - experts, wait, experts, wait)

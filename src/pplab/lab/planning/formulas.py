@@ -70,11 +70,6 @@ def eager_one_f_one_b_makespan(P: int, M: int, F: float, B: float, c: float = 0)
     return (M + P - 1) * (F + B) + 2 * (P - 1) * c
 
 
-def naive_bubble_fraction(P: int) -> float:
-    """Idle over total: one rank of P works at a time."""
-    return 1 - 1 / P
-
-
 def bubble_fraction(P: int, M: int, V: int = 1) -> float:
     """Idle over total rank-time: (P-1) / (VM + P-1). GPipe and 1F1B at V = 1, interleaved 1F1B
     above, all without latency.

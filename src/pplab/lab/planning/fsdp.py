@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 
 from ...actions import B, F
 from ...errors import expect, positive_int
@@ -16,6 +14,8 @@ from .formulas import ring_gather_time, sharded_step
 from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
+from .recomputing import Recompute, fitted
+from .stage_costs import Alike
 from .state import State
 from .transformer import Transformer
 
@@ -30,7 +30,8 @@ def fsdp_plan(
     microbatch: int | None = None,
     *,
     zero: int | None = None,
-    recompute: bool | Sequence[int] = False,
+    recompute: Recompute = False,
+    modules: bool = False,
     state: State | None = None,
     experts: ExpertLayers | None = None,
 ) -> Plan:
@@ -41,10 +42,11 @@ def fsdp_plan(
     (ZeRO-2), or of the weights, too (ZeRO-3, which is FSDP); with `experts`, of those one for each
     rank that has the same. `zero` names one of them, and 0 whole replicas. A rank takes
     `microbatch` of its sequences at a time, or as many as is fastest, and computes as many layers
-    again as `recompute` says, or, if that says none, as it must to fit. What these ranks send each
-    other goes on beside their work, as far as there is work: `pplab.lab.formulas.sharded_step`; all
-    else is as in `plan`. Weights are gathered, and gradients sent, in the bytes that `state` keeps
-    of them. Under FSDP two layers or matrices are gathered at a time: the one in use, and the next.
+    again as `recompute` says, or, if that says none, as it must to fit. With `modules` it computes
+    modules of all layers again where that takes less. What these ranks send each other goes on
+    beside their work, as far as there is work: `pplab.lab.formulas.sharded_step`; all else is as in
+    `plan`. Weights are gathered, and gradients sent, in the bytes that `state` keeps of them. Under
+    FSDP two layers or matrices are gathered at a time: the one in use, and the next.
 
     The Plan says its `zero`, and what it `recomputed`. Where no way fits, it is the one that holds
     least. Raises ValueError for a Layout with a pipeline, for sequences that can't be shared out
@@ -67,8 +69,9 @@ def fsdp_plan(
     how = {"schedule": "naive", "recompute": recompute, "state": state, "experts": experts}
     ways = [partial(plan, model, machine, layout, batch, at_a_time, **how) for at_a_time in sizes]
     whole = [planned() for planned in ways]
+    weights = whole[0].weights()
     found = [
-        _sharded(planned, bare, which)
+        _sharded(planned, bare, weights, modules, which)
         for which in (NAMES if zero is None else (zero,))
         for planned, bare in zip(ways, whole, strict=True)
     ]
@@ -78,14 +81,15 @@ def fsdp_plan(
     )
 
 
-def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
-    """What was `found` in one way; without recomputation, `planned` again with as many layers as it
-    takes.
+def _sharded(
+    planned: Callable[..., Plan], found: Plan, weights: Iterable[Alike], modules: bool, zero: int
+) -> Plan:
+    """What was `found` in one way; without recomputation, `planned` again with the modules or as
+    many layers as it takes.
     """
     model, state, kept, gather, reduce = found.model, found.state, 0.0, 0.0, 0.0
     # and from which ZeRO on divided
     shares = ((state.optimizer, 1), (state.gradients, 2), (state.weights, 3))
-    weights = found.weights()
     for ranks, link, (count,) in weights:
         kept += sum(size / (ranks if zero >= level else 1) for size, level in shares) * count
         gather += ring_gather_time(ranks, state.weights * count, link.latency, link.bandwidth)
@@ -97,12 +101,10 @@ def _sharded(planned: Callable[..., Plan], found: Plan, zero: int) -> Plan:
             * state.weights
             * max(table, *(sum(found.weights_of(kind)) for kind in found.long.kinds))
         )
-    over = kept + found.memory.activation[0] + found.machine.reserved - found.machine.memory
-    if over > 0 and not any(found.recomputed):
-        freed = [found.freed_of(kind) for kind in found.long.layers]
-        # of a layer that runs again all is there
-        enough = bisect_left([*accumulate(freed)], over + max(freed))
-        found = planned(recompute=[min(enough + 1, model.num_layers)])
+    if not any(found.recomputed) and not found.modules:
+        least = fitted(found, found.timeline.schedule, [kept], modules)
+        if least is not found:
+            found = planned(recompute=not least or least.modules or least.recomputed)
     if zero == 0:
         gather, reduce = 0.0, 2 * reduce
     elif zero < 3 and not state.optimizer:

@@ -4,8 +4,8 @@ sequence, and their makers. Nothing else in planning asks what a layer is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 
@@ -30,6 +30,7 @@ class Part:
     looked_up: float = 0  # of both, those that multiply nothing: norms and biases
     pairs: int = 0  # FLOPs for each pair of tokens
     window: int | None = None  # tokens that a token sees at most
+    chunked: int | None = None  # tokens of a chunk, of which a token sees no other (Llama 4)
     scan: int = 0  # FLOPs for each token beside the matrices: states, short convolutions
     kept: int = 0  # numbers kept of each token until the backward
     masks: int = 0  # bytes kept besides
@@ -39,6 +40,9 @@ class Part:
     heads: int = 0  # that tensor ranks share out
     routed: Routed | None = None
     said: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)  # to its maker
+    # what a backward can compute again without the rest, by Megatron-LM's names of modules: of it
+    # `kept` is what needn't be kept then
+    again: Mapping[str, Part] = field(default_factory=dict, hash=False, repr=False)
 
     @property
     def parameters(self) -> float:
@@ -54,9 +58,13 @@ class Part:
         return self.divided + self.whole - self.looked_up + chosen
 
     def pair_flops(self, sequence: int) -> int:
-        """Of a sequence's pairs of tokens, of which the causal mask and the window leave a part."""
-        seen = min(self.window or sequence, sequence)
-        return self.pairs * (2 * sequence * seen - seen * seen) // 2
+        """Of a sequence's pairs of tokens, of which the causal mask leaves half, and a window or
+        chunks fewer.
+        """
+        chunk, seen = self.chunked or sequence, min(self.window or sequence, sequence)
+        whole, rest = divmod(sequence, chunk)
+        pairs = whole * chunk * chunk + rest * rest - (sequence - seen) ** 2
+        return self.pairs * pairs // 2
 
     def flops(self, sequence: int) -> float:
         """Of a sequence."""
@@ -82,9 +90,26 @@ class Kind:
         """Of these, those of pairs of tokens."""
         return sum(part.pair_flops(sequence) for part in self.parts)
 
+    def plain_flops(self, sequence: int) -> int:
+        """Of these, those of no matrix: of pairs of tokens and scans."""
+        return self.pair_flops(sequence) + self.total("scan") * sequence
+
     def kept_bytes(self, bytes_each: int) -> int:
         """Of a token until the backward, where a number takes so many."""
         return self.total("kept") * bytes_each + self.total("masks")
+
+    def again(self, modules: Collection[str]) -> Kind:
+        """What of it a backward computes again where these modules do. "moe" has the experts'
+        function and shared experts in it.
+        """
+        inside = ("moe_act", "shared_experts") if "moe" in modules else ()
+        parts = (
+            part.again[name]
+            for part in self.parts
+            for name in modules
+            if name in part.again and name not in inside
+        )
+        return Kind(f"{self.name} again", tuple(parts))
 
     @property
     def routed(self) -> Routed | None:
@@ -92,11 +117,19 @@ class Kind:
         return next((part.routed for part in self.parts if part.routed), None)
 
 
-def attention(width: int, heads: int, kv_heads: int, head_width: int, **more: Any) -> Part:
+def _norm(width: int) -> dict[str, Part]:
+    """A norm's output, which its input gives again."""
+    return {"layernorm": Part("layernorm", kept=width, sums=0)}
+
+
+def attention(
+    width: int, heads: int, kv_heads: int, head_width: int, scores: int = 0, **more: Any
+) -> Part:
     """Grouped-query attention. It keeps input and output of its norm, queries, keys, values and
-    what they give.
+    what they give; without FlashAttention, which computes them again, bytes of `scores`, too.
     """
     query, keys = heads * head_width, kv_heads * head_width
+    core = Part("core_attn", pairs=4 * query, masks=scores, passed=2 * keys, sums=0)
     said = {"heads": heads, "kv_heads": kv_heads, "head_width": head_width}
     numbers = {
         "pairs": 4 * query,
@@ -104,7 +137,9 @@ def attention(width: int, heads: int, kv_heads: int, head_width: int, **more: An
         "passed": 2 * keys,
         "heads": heads,
         "said": said,
+        "again": _norm(width) | ({"core_attn": core} if scores else {}),
     }
+    more["masks"] = more.get("masks", 0) + scores
     return Part("attention", width * 2 * (query + keys), **numbers | more)
 
 
@@ -113,8 +148,12 @@ def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
     read.
     """
     columns = (3 if gated else 2) * wide
-    said = {"wide": wide, "gated": gated, "act": act}
-    return Part("mlp", width * columns, **{"kept": 2 * width + columns, "said": said} | more)
+    numbers = {
+        "kept": 2 * width + columns,
+        "said": {"wide": wide, "gated": gated, "act": act},
+        "again": _norm(width) | {"mlp": Part("mlp", width * columns, kept=columns)},
+    }
+    return Part("mlp", width * columns, **numbers | more)
 
 
 def latent(
@@ -133,9 +172,10 @@ def latent(
     """
     query, values, queries_from = heads * (nope + rope), heads * value, q_rank or width
     index_heads, index_width, seen = index or (0, 0, None)
+    up = queries_from * query + kv_rank * heads * (nope + value)
     return Part(
         "latent",
-        queries_from * query + kv_rank * heads * (nope + value) + values * width,
+        up + values * width,
         width * (q_rank + kv_rank + rope)
         + index_width * (index_heads * queries_from + width)
         + width * index_heads,
@@ -153,6 +193,8 @@ def latent(
             value=value,
             index=index,
         ),
+        again=_norm(width)
+        | {"mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0)},
     )
 
 
@@ -181,6 +223,7 @@ def delta(
             value=value_width,
             conv=conv,
         ),
+        again=_norm(width),
     )
 
 
@@ -197,6 +240,7 @@ def mamba(
         kept=2 * (width + inner + mixed),
         handed=inner * state,
         heads=heads,
+        again=_norm(width),
     )
 
 
@@ -207,12 +251,21 @@ def experts(
     together.
     """
     columns = 3 if gated else 2
-    return Part(
+    beside = columns * (used * wide + shared) + used * width
+    found = Part(
         "experts",
         columns * width * shared,
         width * count,
-        kept=2 * width + columns * (used * wide + shared) + used * width,
+        kept=2 * width + beside,
         sums=shared > 0,
         routed=Routed(count, used, columns * width * wide),
         said=dict(wide=wide, shared=shared, gated=gated, act=act),
     )
+    again = _norm(width) | {
+        "moe_act": Part("moe_act", kept=used * wide, sums=0),
+        "moe": replace(found, kept=beside),
+    }
+    if shared:
+        both = columns * shared
+        again["shared_experts"] = Part("shared_experts", width * both, kept=both)
+    return replace(found, again=again)

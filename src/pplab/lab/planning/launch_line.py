@@ -14,7 +14,8 @@ from ...errors import expect, positive_int, shown
 from ..streams import sends_in
 from .expert_layers import ExpertLayers
 from .layout import Layout
-from .megatron import MOST, Line, check_line, uncounted
+from .megatron import MODULES, MOST, Line, check_line, uncounted
+from .recomputing import Recompute
 from .state import State
 
 # What is read: the flag of each of a Line's numbers, words and switches
@@ -163,6 +164,7 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
         _NUMBERS: {"type": count(1)},
         _FROM_ZERO: {"type": count(0)},
         _WORDS: {},
+        "modules=recompute-modules": {"nargs": "+", "default": ["core_attn"]},
         _SWITCHES: {"action": "store_true"},
     }
     kinds |= {names: {"choices": words} for names, words in _CHOICES.items()}
@@ -212,8 +214,8 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     return said, others
 
 
-def _recomputed(said: Line) -> bool | list[int]:
-    """Of how many layers of each stage the forward runs again."""
+def _recomputed(said: Line) -> Recompute:
+    """Of how many layers of each stage the forward runs again, or which modules of all."""
     if said.granularity != "full":
-        return False
+        return tuple(n for n in MODULES if said.granularity and n in said.modules) or False
     return [layers if said.method == "uniform" else min(layers, said.again) for layers in said.cut]

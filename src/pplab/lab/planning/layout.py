@@ -71,9 +71,7 @@ class Layout:
     def crosses(self, axis: str, ranks_per_node: int) -> bool:
         """Whether a group of this axis has ranks on several nodes."""
         positive_int("ranks_per_node", ranks_per_node)
-        return any(
-            len({rank // ranks_per_node for rank in group}) > 1 for group in self.groups(axis)
-        )
+        return any(len(nodes) > 1 for nodes in _nodes(self.groups(axis), ranks_per_node))
 
 
 @lru_cache(maxsize=512)
@@ -114,7 +112,9 @@ class Machine:
     however small: 1.6e-3 for PyTorch alone (results/nvidia-h100-80gb-hbm3.json), 4.5e-3 for
     nanotron, 8.8e-3 for mixtures in Megatron-LM without CUDA graphs (book/published.md), 0 with
     graphs. `ring_over`: bytes per second of an all-reduce by the number of nodes that it fills, {2:
-    362e9}, as nccl-tests prints them. ValueError for numbers that aren't above 0.
+    362e9}, as nccl-tests prints them. `flops_bf16`: FLOP/s of what Transformer Engine leaves in
+    bfloat16 where layers run in FP8: attention's products, scans and the head. ValueError for
+    numbers that aren't above 0.
     """
 
     ranks_per_node: int
@@ -131,6 +131,7 @@ class Machine:
     hbm: float | None = None
     host: float = 0
     ring_over: Mapping[int, float] = field(default_factory=dict, hash=False)
+    flops_bf16: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("ranks_per_node", "ports"):
@@ -138,7 +139,9 @@ class Machine:
         expect(Link, inside=self.inside, between=self.between)
         given = {"flops": self.flops, "memory": self.memory, "head_backward": self.head_backward}
         given |= {
-            name: each for name in ("ring", "hbm") if (each := getattr(self, name)) is not None
+            name: each
+            for name in ("ring", "hbm", "flops_bf16")
+            if (each := getattr(self, name)) is not None
         }
         number("host", self.host)
         number("reserved", self.reserved)
@@ -158,6 +161,13 @@ class Machine:
     def rate(self, layout: Layout) -> float:
         """FLOP/s of the tensor and context ranks that compute a layer together."""
         return layout.tp * layout.cp * at_degree(self.flops_at, layout.tp, self.flops)
+
+    def computing_s(self, layout: Layout, flops: float, plain: float) -> float:
+        """How long these ranks take for so many FLOPs, of which some are `plain`: of no layer's
+        matrix, and not faster in FP8.
+        """
+        slower = self.flops / self.flops_bf16 if self.flops_bf16 else 1
+        return (flops - plain + slower * plain) / self.rate(layout)
 
     def link(self, crosses: bool) -> Link:
         """The slowest link of a group."""

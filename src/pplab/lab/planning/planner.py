@@ -9,7 +9,7 @@ near ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -24,9 +24,10 @@ from ..streams import simulate_sends
 from .expert_layers import ExpertLayers
 from .layers import Model
 from .layout import Layout, Machine
-from .stage_costs import Asked, all_reduce, layers_of, recomputed_of, ring_times, sends_of
+from .recomputing import Recompute, recomputed_of
+from .stage_costs import Asked, all_reduce, layers_of, ring_times, sends_of
 from .state import State
-from .transformer import Transformer, expect_model
+from .transformer import Transformer, checked
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def plan(
     *,
     schedule: str | Schedule = "1F1B",
     cut: Sequence[int] | None = None,
-    recompute: bool | Sequence[int] = False,
+    recompute: Recompute = False,
     state: State | None = None,
     shard_optimizer: bool = False,
     sends: str = "nobody waits",
@@ -129,9 +130,9 @@ def plan(
 
     Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the
     optimizer's among the ranks that reduce its gradient (ZeRO-1), and what a layer keeps from
-    forward to backward; of a layer that is recomputed, only its input. Logits are in it if `state`
-    has bytes for them; else head and loss go over a sequence in chunks. Every rank also holds what
-    the machine has `reserved`.
+    forward to backward; of a layer that is recomputed, only its input, and without what modules
+    compute again. Logits are in it if `state` has bytes for them; else head and loss go over a
+    sequence in chunks. Every rank also holds what the machine has `reserved`.
 
     Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't
     divide, for a Schedule of other ranks or microbatches, for pairs of layers that differ, and for
@@ -147,23 +148,19 @@ def plan(
     >>> print(f"{found.timeline.bubble_fraction:.1%} bubble")
     10.6% bubble
     """
-    state = State() if state is None else state
-    expect_model(model)
-    experts = experts or model.experts
+    experts, state = checked(model, experts, state)
     expect(Machine, machine=machine)
     expect(Layout, layout=layout)
-    expect(State, state=state)
-    if experts is not None:
-        expect(ExpertLayers, experts=experts)
     rows = _rows(schedule, layout.pp, _microbatches(model, layout, batch, microbatch), options)
     layers = layers_of(model, rows.num_stages, cut)
-    again = recomputed_of(layers, recompute)
+    again, modules = recomputed_of(model.long(experts), layers, recompute)
     asked = Asked(
         model,
         machine,
         layout,
         layers,
         again,
+        modules,
         batch,
         microbatch,
         experts,
@@ -172,36 +169,18 @@ def plan(
         sends,
     )
     messages = sends_of(rows)
+    each_sends = [
+        sum(n for (at, _), n in messages.items() if at == rank) for rank in range(layout.pp)
+    ]
     costs = asked.stage_costs(rows, messages)
     timeline = simulate_sends(rows, costs, sends)
-
     busiest = max(range(layout.pp), key=timeline.busy.__getitem__)
-    stages, kinds = (
-        rows.columns.of_rank(busiest, each) for each in (rows.columns.stages, rows.columns.kinds)
-    )
-    passes = Counter(stage for stage, kind in zip(stages, kinds, strict=True) if kind is F)
+    passes = _forwards(rows, busiest)
     # pairs take less
     alone = sum(n * (costs.of(F, stage) + costs.of(B, stage)) for stage, n in passes.items())
-    tp_s, cp_s, ep_s = (
-        asked.in_passes(
-            passes, lambda kind, what=what: getattr(asked.times[kind.name], what), times
-        )
-        for what, times in (("sums", 2), ("ring", 3), ("copies", 2))
-    )
-
-    ends, sent, weights = [], [], asked.weights(rows.copies)
-    for rank, bound in enumerate(rows.columns.bounds[1:]):
-        stages = rows.stages_of(rank)
-        sums = [
-            (
-                n * rows.copies,
-                state.reduced(n if shard_optimizer else 1) * sum(own[s] for s in stages),
-                link,
-            )
-            for n, link, own in weights
-        ]
-        ends.append(timeline.ends[bound - 1] + sum(all_reduce(*each) for each in sums))
-        sent.append(sum(ring_times(n) * size for n, size, _ in sums))
+    tp_s, cp_s, ep_s = _waits(asked, passes)
+    reduced = _reduced(asked, rows)
+    last = (timeline.ends[bound - 1] for bound in rows.columns.bounds[1:])
     return Plan(
         **{each.name: getattr(asked, each.name) for each in fields(asked)},
         timeline=timeline,
@@ -211,16 +190,52 @@ def plan(
         tp_s=tp_s,
         cp_s=cp_s,
         ep_s=ep_s and ep_s + timeline.busy[busiest] - alone,
-        dp_s=max(ends) - timeline.makespan,
+        dp_s=max(end + took for end, (took, _) in zip(last, reduced, strict=True))
+        - timeline.makespan,
         sent_bytes={
             **asked.sent(passes),
-            "pp": max(
-                sum(n for (at, _), n in messages.items() if at == rank) for rank in range(layout.pp)
-            )
-            * (asked.boundary / layout.tp),
-            "dp": max(sent),
+            "pp": max(each_sends) * (asked.boundary / layout.tp),
+            "dp": max(sent for _, sent in reduced),
         },
     )
+
+
+def _forwards(rows: Schedule, rank: int) -> Counter[int]:
+    """How many forwards of each of its stages a rank runs."""
+    stages, kinds = (
+        rows.columns.of_rank(rank, each) for each in (rows.columns.stages, rows.columns.kinds)
+    )
+    return Counter(stage for stage, kind in zip(stages, kinds, strict=True) if kind is F)
+
+
+def _waits(asked: Asked, passes: Mapping[int, int]) -> Iterator[float]:
+    """How long a rank is in sums over tensor ranks, and waits for keys and values, and for copies
+    of tokens, in these passes.
+    """
+    for what, times in (("sums", 2), ("ring", 3), ("copies", 2)):
+        yield asked.in_passes(
+            passes, lambda kind, what=what: getattr(asked.times[kind.name], what), times
+        )
+
+
+def _reduced(asked: Asked, rows: Schedule) -> list[tuple[float, float]]:
+    """How long each rank reduces the gradients of its stages, and how many bytes it sends for
+    that.
+    """
+    found, weights = [], asked.weights(rows.copies)
+    for rank in range(rows.num_ranks):
+        sums = [
+            (
+                n * rows.copies,
+                asked.state.reduced(n if asked.shard_optimizer else 1)
+                * sum(own[stage] for stage in rows.stages_of(rank)),
+                link,
+            )
+            for n, link, own in weights
+        ]
+        took = sum(all_reduce(*each) for each in sums)
+        found.append((took, sum(ring_times(n) * size for n, size, _ in sums)))
+    return found
 
 
 def _microbatches(model: Transformer | Model, layout: Layout, batch: int, microbatch: int) -> int:

@@ -75,7 +75,9 @@ def profiled(
         size = positive_int("microbatch", size)
         runs.append(
             _Run(
-                Asked(model, machine, layout, layers, again, size, size, None, State(), False, ""),
+                Asked(
+                    model, machine, layout, layers, again, (), size, size, None, State(), False, ""
+                ),
                 own,
             )
         )
@@ -103,7 +105,7 @@ def profiled(
     whole, computing = sum(small.took(F, B)), pace * sum(small.work)
     if whole > 1.25 * (whole - sum(small.computed(hbm)) + computing):
         host = (whole - pace * small.head) / len(small.asked.long.every)
-    reached = replace(machine, flops=rate, flops_at={tp: rate}, hbm=hbm, host=host)
+    reached = replace(machine, flops=rate, flops_at={tp: rate}, hbm=hbm, host=host, flops_bf16=None)
     return reached, Unsure(flops=off, model=error)
 
 

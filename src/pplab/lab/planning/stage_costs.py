@@ -38,7 +38,7 @@ def layers_of(
                 "layers of each stage"
             )
         return (each,) * num_stages
-    if not _layers(cut, num_stages) or sum(cut) != model.num_layers:
+    if not whole_numbers(cut, num_stages) or sum(cut) != model.num_layers:
         raise ValueError(
             f"cut must say for each of {num_stages} stages how many of {model.num_layers} layers "
             f"it has, got {cut!r}"
@@ -46,25 +46,10 @@ def layers_of(
     return tuple(cut)
 
 
-def _layers(given: Any, count: int) -> bool:
+def whole_numbers(given: Any, count: int) -> bool:
     """Whether these are so many whole numbers from 0 on."""
     several = isinstance(given, Sequence) and len(given) == count
     return several and all(isinstance(n, Integral) and n >= 0 for n in given)
-
-
-def recomputed_of(layers: Sequence[int], recompute: bool | Sequence[int]) -> tuple[int, ...]:
-    """How many layers of each stage run their forward again."""
-    if isinstance(recompute, bool):
-        return tuple(n * recompute for n in layers)
-    if not _layers(recompute, len(layers)) or any(
-        r > n for r, n in zip(recompute, layers, strict=True)
-    ):
-        raise ValueError(
-            "recompute must be True, or say how many of each stage's "
-            f"{', '.join(map(str, layers))} layers run their forward again, got "
-            f"{recompute!r}"
-        )
-    return tuple(recompute)
 
 
 @dataclass(frozen=True)
@@ -79,6 +64,11 @@ class LayerTimes:
     copies: float  # in both all-to-alls
     touching: float  # for what it keeps to go once between a GPU and its memory
 
+    @property
+    def forward(self) -> float:
+        """All of it."""
+        return self.computing + self.sums + self.ring + self.copies + 2 * self.touching
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -89,6 +79,7 @@ class Asked:
     layout: Layout
     layers: tuple[int, ...]  # of each stage
     recomputed: tuple[int, ...]  # how many of them run their forward again
+    modules: tuple[str, ...]  # of which every layer computes these again, and nothing else
     batch: int  # sequences of a step, of all replicas
     microbatch: int  # sequences
     # in place of a short form's MLPs, or how those of a Model are spread
@@ -114,16 +105,24 @@ class Asked:
         """
         names, starts = [kind.name for kind in self.long.layers], [0, *accumulate(self.layers)]
         stages = [names[start : start + n] for start, n in zip(starts, self.layers, strict=False)]
-        found = [
-            (Counter(stage), Counter(stage[:again]))
+        stages[-1] += [kind.name for kind in self.long.predictors]
+        return [
+            (Counter(stage), Counter(stage if self.modules else stage[:again]))
             for stage, again in zip(stages, self.recomputed, strict=True)
         ]
-        found[-1][0].update(kind.name for kind in self.long.predictors)
-        return found
+
+    @cached_property
+    def again(self) -> dict[str, Kind]:
+        """What of a kind of layers runs again where it does, by the kind's name."""
+        return {
+            kind.name: kind.again(self.modules) if self.modules else kind
+            for kind in self.long.kinds
+        }
 
     def per_stage(self, value: Callable[[Kind], float], again: bool = False) -> list[float]:
         """The sums of a value over each stage's layers, or over those that run again."""
-        known = {kind.name: value(kind) for kind in self.long.kinds}
+        runs = self.again if again else {kind.name: kind for kind in self.long.kinds}
+        known = {name: value(kind) for name, kind in runs.items()}
         return [sum(n * known[name] for name, n in span[again].items()) for span in self.spans]
 
     def in_passes(
@@ -160,20 +159,25 @@ class Asked:
     def times_of(self, kind: Kind) -> LayerTimes:
         """Of a layer cut over tensor and context ranks."""
         model, machine, layout = self.model, self.machine, self.layout
-        rate, link = machine.rate(layout), machine.ring_link(layout.groups("tp"))
+        link = machine.ring_link(layout.groups("tp"))
         around = machine.link(layout.crosses("cp", machine.ranks_per_node))
         ring = 0.0
         if kind.total("passed"):
             message = around.latency + self.passed_bytes(kind) / around.bandwidth
-            ring = max(
-                message - kind.pair_flops(model.sequence) * self.microbatch / rate / layout.cp, 0
-            )
+            pairs = kind.pair_flops(model.sequence) * self.microbatch
+            ring = max(message - machine.computing_s(layout, pairs, pairs) / layout.cp, 0)
         if state := kind.total("handed"):
             # in float32
             ring += around.latency + 4 * self.microbatch * state / layout.tp / around.bandwidth
         return LayerTimes(
-            kind.flops(model.sequence) * self.microbatch / rate,
-            sum(all_reduce(layout.tp, n * self.boundary, link) for n in self.summed(kind)),
+            machine.computing_s(
+                layout,
+                *(
+                    self.microbatch * each(model.sequence)
+                    for each in (kind.flops, kind.plain_flops)
+                ),
+            ),
+            sum(all_reduce(layout.tp, n * self.boundary, link) for n in self.summed(kind) if n),
             (layout.cp - 1) * ring,
             self.copies if kind.routed else 0,
             self.touched_of(kind) / machine.hbm if machine.hbm else 0,
@@ -181,8 +185,19 @@ class Asked:
 
     @cached_property
     def times(self) -> dict[str, LayerTimes]:
-        """Of each kind, by its name."""
-        return {kind.name: self.times_of(kind) for kind in self.long.kinds}
+        """Of each kind, and of what of it runs again, by their names."""
+        every = (*self.long.kinds, *self.again.values())
+        return {kind.name: self.times_of(kind) for kind in dict.fromkeys(every)}
+
+    def forward_s(self, kind: Kind) -> float:
+        """How long a forward takes, or what of it runs again."""
+        launched = (kind.name in self.again) * self.machine.host / 3
+        return max(self.times[kind.name].forward, launched)
+
+    @property
+    def again_s(self) -> float:
+        """How long a microbatch's backward takes longer in the stage that computes most again."""
+        return max(self.per_stage(self.forward_s, again=True))
 
     def stage_costs(self, rows: Schedule, messages: Iterable[tuple[int, int]]) -> Costs:
         """How long the stages take, and the links of a pipeline's ranks. Frozen weights have no
@@ -195,16 +210,16 @@ class Asked:
             times = self.times[kind.name]
             layer = times.computing + times.sums
             scale = factor * layer / (layer + times.computing) if factor else 1
-            forward = layer + times.ring + times.copies + 2 * times.touching
             inputs = layer * scale + 2 * times.ring + times.copies + 4 * times.touching
             return (
-                max(forward, launched),
+                self.forward_s(kind),
                 max(inputs, launched),
                 max(times.computing * scale, launched),
             )
 
         heads = 1 + len(self.long.predictors)
-        head = heads * self.model.head_flops(self.microbatch) / machine.rate(layout)
+        head = heads * self.model.head_flops(self.microbatch)
+        head = machine.computing_s(layout, head, head)
         half = head * machine.head_backward / 2
         forward, inputs, weights = (
             self.per_stage(lambda kind, at=at: directions(kind)[at]) for at in range(3)
@@ -215,7 +230,7 @@ class Asked:
             forward,
             inputs,
             [each * learns for each in weights],
-            recompute=self.per_stage(lambda kind: directions(kind)[0], again=True),
+            recompute=self.per_stage(self.forward_s, again=True),
             message=self.boundary / layout.tp,
             links={
                 pair: machine.link(_crosses(layout, pair, machine.ranks_per_node))
@@ -225,6 +240,11 @@ class Asked:
         )
         if not self.experts or not rows.columns.overlaps:
             return costs
+        if self.modules:
+            raise ValueError(
+                f"pairs of actions are planned with whole layers that run again, got "
+                f"{', '.join(self.modules)}: say how many layers, or take Interleaved1F1B"
+            )
         pieces = self.experts.pieces(self.model, machine, self.microbatch, layout)
         return replace(
             costs, overlap=_pairs(costs, pieces, head * 1e3, self.layers, self.recomputed)
@@ -246,8 +266,8 @@ class Asked:
         return tokens * kind.kept_bytes(self.model.bytes_each) / parts
 
     def freed_of(self, kind: Kind) -> float:
-        """The bytes that are free until then if its forward runs again: all but its input."""
-        return self.kept_of(kind) - self.boundary / self.layout.tp
+        """The bytes that are free until then if it runs again: a whole layer keeps its input."""
+        return self.kept_of(kind) - (0 if self.modules else self.boundary / self.layout.tp)
 
     def touched_of(self, kind: Kind) -> float:
         """The bytes that a forward moves twice and a backward four times: what is kept, and more of
@@ -282,18 +302,22 @@ class Asked:
             for groups, each in found
         ]
 
-    def stage_memory(self) -> Memory:
-        """What the stages hold.
-
-        Recomputing, a full backward has one layer whole at a time, and W waits for all of them.
-        """
-        held, freed = self.per_stage(self.kept_of), self.per_stage(self.freed_of, again=True)
-        known = {kind.name: self.freed_of(kind) for kind in self.long.kinds}
-        largest = [max((known[name] for name in again), default=0) for _, again in self.spans]
+    def state_bytes(self) -> list[float]:
+        """What each stage's parameters take on a rank."""
         parameters = [0.0] * len(self.layers)
         for ranks, _, weights in self.weights():
             each = self.state.bytes(ranks if self.shard_optimizer else 1)
             parameters = [held + each * n for held, n in zip(parameters, weights, strict=True)]
+        return parameters
+
+    def stage_memory(self, parameters: Sequence[float] | None = None) -> Memory:
+        """What the stages hold, of `parameters` their `state_bytes`.
+
+        Recomputing, a full backward has one layer whole at a time, and W waits for all of them.
+        """
+        held, freed = self.per_stage(self.kept_of), self.per_stage(self.freed_of, again=True)
+        known = {name: self.freed_of(kind) for name, kind in self.again.items()}
+        largest = [max((known[name] for name in again), default=0) for _, again in self.spans]
         activations = [all_of_it - less for all_of_it, less in zip(held, freed, strict=True)]
         logits = self.microbatch * self.model.sequence * self.model.vocabulary
         activations[-1] += self.state.logits * logits / self.layout.tp / self.layout.cp
@@ -302,7 +326,7 @@ class Asked:
             weight_input=held,
             recomputed=largest,
             while_input_gradient=[less - one for less, one in zip(freed, largest, strict=True)],
-            parameters=parameters,
+            parameters=self.state_bytes() if parameters is None else parameters,
         )
 
     def sent(self, passes: Mapping[int, int]) -> dict[str, float]:

@@ -96,6 +96,11 @@ def _of_layers(model: Model) -> dict[str, object]:
     said = _said(model)
     parts = [part for kind in model.kinds for part in kind.parts]
     windows = {part.window for part in parts if part.name == "attention"} - {None}
+    if any((part.chunked or model.sequence) < model.sequence for part in parts):
+        raise ValueError(
+            "Megatron-LM has no attention in chunks, which this model's layers have: torchtitan's "
+            "fields leave the model to you"
+        )
     if unlike := [part.name for part in parts if part.said != said[part.name]]:
         raise ValueError(
             f"a line for Megatron-LM has one size of {unlike[0]}, and this model's layers have "
@@ -180,6 +185,8 @@ def _megatron(plan: Plan) -> str:
         f"--num-virtual-stages-per-pipeline-rank {stages}": even and stages > 1,
         f'--pipeline-model-parallel-layout "{drawn}"': not even,
         f"--recompute-granularity full --recompute-method block --recompute-num-layers {again}": again,
+        "--recompute-granularity selective --recompute-modules "
+        + " ".join(plan.modules): plan.modules,
         "--overlap-moe-expert-parallel-comm": paired,
         "--sequence-parallel": layout.tp > 1,
         "--use-tp-pp-dp-mapping": layout.axes[-1] == "dp",
@@ -200,7 +207,8 @@ def _megatron(plan: Plan) -> str:
             "--moe-router-pre-softmax": experts.used == 1,  # asserted
             "--expert-tensor-parallel-size 1": experts.whole and layout.tp > 1,
         }
-    remarks = _remarks(plan, sends=sends, recompute=tuple(min(n, again) for n in plan.layers))
+    block = tuple(min(n, again) for n in plan.layers)
+    remarks = _remarks(plan, sends=sends, recompute=plan.modules or block)
     if divided and (sharded or paired):
         remarks += (
             "# before Blackwell, Megatron-LM warns of tp and cp here: they want "
@@ -245,9 +253,14 @@ def _torchtitan(plan: Plan, main: bool = False) -> str:
     unnamed = "PipelineScheduleMulti" if rows.placement[-1] else "ZBVZeroBubble"
     ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
-    remarks = _remarks(
-        plan, sends=sends, recompute=tuple(n * again for n in plan.layers), zero=zero
-    )
+    whole = plan.modules or tuple(n * again for n in plan.layers)
+    remarks = _remarks(plan, sends=sends, recompute=whole, zero=zero)
+    if plan.modules:
+        remarks += (
+            f"# planned with recompute={plan.modules!r}; here it is every second matrix and what "
+            "lies between matrices, and no prediction is made of that\n"
+        )
+    checkpoint = "FullAC.Config()" if again else "SelectiveAC.Config()" if plan.modules else None
     M = rows.num_microbatches
     cut = f"pipeline_parallel_microbatch_size={plan.microbatch}"
     training = f"""\
@@ -282,15 +295,15 @@ parallelism = ParallelismConfig(
 training = TrainingConfig(
 {training}    disable_cuda_graphs={max(layout.pp, ep) > 1},
 )
-activation_checkpoint = {"FullAC.Config()" if again else None}
+activation_checkpoint = {checkpoint}
 """
 
 
 def _torch(plan: Plan) -> str:
-    if plan.layout.tp * plan.layout.cp > 1 or plan.experts or plan.zero is not None:
+    if plan.layout.tp * plan.layout.cp > 1 or plan.experts or plan.zero is not None or plan.modules:
         raise ValueError(
-            "the program for torch has a pipeline and replicas alone: take torchtitan for "
-            f"{plan.layout!r}"
+            "the program for torch has a pipeline and replicas alone, and runs whole layers again: "
+            f"take torchtitan for {plan.layout!r}"
         )
     name, writes, sends = _torch_schedule(plan)
     return _remarks(plan, sends=sends) + program(plan, name, writes)
@@ -341,7 +354,7 @@ def _remarks(plan: Plan, **here: object) -> str:
     """What becomes of the plan, where it becomes something else, and what a step is predicted to
     take then.
     """
-    planned = {"recompute": plan.recomputed, "zero": plan.zero}
+    planned = {"recompute": plan.modules or plan.recomputed, "zero": plan.zero}
     # without a pipeline nobody sends
     planned["sends"] = plan.sends if plan.layout.pp > 1 else here["sends"]
     changed = {name: value for name, value in here.items() if value != planned[name]}

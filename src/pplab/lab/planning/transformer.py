@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ...errors import expect, positive_int
 from .expert_layers import ExpertLayers
 from .kinds import Kind, attention, mlp
 from .layers import Ends, Model
+from .state import State
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,13 @@ class Transformer(Ends):
             * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)
         )
         head_width = self.head_width or self.width // self.heads
-        masks = dropout + scores * self.keeps_scores
         attends = attention(
-            self.width, self.heads, self.kv_heads or self.heads, head_width, masks=masks
+            self.width,
+            self.heads,
+            self.kv_heads or self.heads,
+            head_width,
+            scores * self.keeps_scores,
+            masks=dropout,
         )
         return Kind(
             "layer",
@@ -138,7 +144,15 @@ class Transformer(Ends):
         return samples * self.sequence * self.kind.kept_bytes(self.bytes_each)
 
 
-def expect_model(model: object) -> None:
-    """ValueError for what is neither a Model nor its short form."""
+def checked(model: Any, experts: Any, state: Any) -> tuple[ExpertLayers | None, State]:
+    """A plan's experts, those that its model says when left out, and its state, `State()` when left
+    out. ValueError for a model, experts or a state that isn't one.
+    """
     if not isinstance(model, Model):
         expect(Transformer, model=model)
+    experts = experts or model.experts
+    if experts is not None:
+        expect(ExpertLayers, experts=experts)
+    state = State() if state is None else state
+    expect(State, state=state)
+    return experts, state

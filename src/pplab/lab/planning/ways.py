@@ -4,7 +4,7 @@ again as fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -18,6 +18,7 @@ from .fsdp import fsdp_plan
 from .layers import Model
 from .layout import Layout, Machine
 from .planner import Plan, plan
+from .recomputing import fitted
 from .stage_costs import Asked, all_reduce
 from .state import State
 from .transformer import Transformer
@@ -60,6 +61,7 @@ class Task:
             * model.sequence
             * sum(kind.kept_bytes(model.bytes_each) for kind in long.layers)
         )
+        routed = sum(kind.routed is not None for kind in long.layers)
         pipelined, alone = [*map(find, schedules)], [find("naive")]
         touched = 2 * passes * kept / machine.hbm if machine.hbm else 0
         for tp, cp, ep, pp, b in product(
@@ -78,6 +80,10 @@ class Task:
             spread = experts and replace(experts, gpus=ep, whole=tp > 1 and ep > 1)
             link = machine.ring_link(layout.groups("tp"))
             sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
+            if ep > 1:
+                tokens = model.boundary_bytes(b) / (tp * cp)
+                near, boxes = min(ep, machine.ranks_per_node), -(-ep // machine.ranks_per_node)
+                sums += 4 * M * routed / pp * spread.copies_s(machine, tokens, near, boxes)
             # FSDP's microbatches may be larger
             launched = machine.host * num_layers / pp * (M if pp > 1 else 1)
             for builder in pipelined if pp > 1 else alone:
@@ -103,7 +109,7 @@ class Task:
         """
         given = self.model, self.machine, layout, self.batch
         if layout.pp == 1:
-            return fsdp_plan(*given, state=self.state, experts=experts)
+            return fsdp_plan(*given, modules=True, state=self.state, experts=experts)
         options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
         rows = builder(layout.pp, self.batch // layout.dp // b, **options)
         cut = _weighed(self.model, rows)
@@ -113,6 +119,7 @@ class Task:
             layout,
             cut,
             (0,) * rows.num_stages,
+            (),
             self.batch,
             b,
             experts,
@@ -120,13 +127,14 @@ class Task:
             True,
             "",
         )
-        again = _recomputed(asked, rows)
-        if again is None and must_fit:
+        alone = not (experts and rows.columns.overlaps)  # pairs run whole layers again
+        least = fitted(asked, rows, asked.state_bytes(), alone)
+        if least is None and must_fit:
             raise ValueError(f"{layout} doesn't fit, though all layers compute again")
         how = {
             "schedule": rows,
             "cut": cut,
-            "recompute": True if again is None else again,
+            "recompute": not least or least.modules or least.recomputed,
             "shard_optimizer": True,
         }
         return plan(*given, b, state=self.state, experts=experts, **how)
@@ -147,8 +155,9 @@ def planned_again(found: Plan, **changes: Any) -> Plan:
     )
     how = {name: getattr(found, name) for name in names.split()}
     if whole:
-        return fsdp_plan(**how | changes)
-    cut = {"schedule": found.timeline.schedule, "cut": found.layers, "recompute": found.recomputed}
+        return fsdp_plan(modules=bool(found.modules), **how | changes)
+    cut = {"schedule": found.timeline.schedule, "cut": found.layers}
+    cut["recompute"] = found.modules or found.recomputed
     return plan(**how | cut | changes)
 
 
@@ -167,7 +176,7 @@ def polished(found: Plan) -> Plan:
         cut[source] -= 1
         cut[target] += 1
         again[source] = min(again[source], cut[source])
-        moved = planned_again(found, cut=cut, recompute=again)
+        moved = planned_again(found, cut=cut, recompute=found.modules or again)
         if moved.fits and moved.step_s < found.step_s * (1 - 1e-9):
             return polished(moved)
     return found
@@ -185,31 +194,6 @@ def _stages_per_rank(builder: Builder) -> Iterable[int]:
     if "stages_per_rank" in builder.options:
         return range(2, _MOST_STAGES + 1)
     return [2 if builder.placement == "V" else 1]
-
-
-def _recomputed(asked: Asked, rows: Schedule) -> list[int] | None:
-    """The fewest layers of each stage that compute again so that every rank fits; None where none
-    do.
-    """
-
-    def held(again: Sequence[int]) -> list[float]:
-        memory = replace(asked, recomputed=tuple(again)).stage_memory()
-        return [held + asked.machine.reserved for held in rows.peak_held(memory)]
-
-    again, room = [0] * rows.num_stages, asked.machine.memory
-    if max(now := held(again)) <= room:
-        return again
-    if max(least := held(asked.layers)) > room:
-        return None
-    while max(now) > room:
-        for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
-            stages, over = rows.stages_of(rank), most - room
-            if over > 0:
-                some = sum(asked.layers[s] - again[s] for s in stages)
-                for _ in range(min(some, max(1, int(some * over / max(most - fewest, 1))))):
-                    again[max(stages, key=lambda s: asked.layers[s] - again[s])] += 1
-        now = held(again)
-    return again
 
 
 def _weighed(model: Transformer | Model, rows: Schedule) -> tuple[int, ...]:

@@ -39,7 +39,8 @@ _DEGREES = {
     "tp": "degrees of tensor parallelism to try, one or several (default: 1,2,4,8)",
     "cp": "degrees of context parallelism to try, one or several (default: 1, and from 8,192 "
     "tokens on 1,2,4)",
-    "ep": "degrees of expert parallelism to try, one or several (default: 1)",
+    "ep": "degrees of expert parallelism to try, one or several (default: all that divide the "
+    "experts)",
     "dp": "degrees of data parallelism to try, one or several (default: all)",
     "microbatch": "numbers of sequences in a microbatch to try, one or several (default: 1)",
 }
@@ -211,9 +212,10 @@ COMMAND = Command(
     "fastest ones, those that can't be told apart first. In the table V is the number of stages "
     "on each rank, M is the number of microbatches, and x is the number of sequences in each. "
     "For example, 2*4+5 means stages of 4, 4 and 5 layers, and '9 again' means that 9 of these "
-    "run their forward twice. You also see how many seconds a step takes, with the least and the "
-    "most that it may take, and how many GB the fullest GPU holds. This needs neither PyTorch "
-    "nor a GPU.",
+    "run their forward twice. 'modules again' means modules of every layer, which --json and "
+    "--flags name. You also see how many seconds a step takes, with the least and the most "
+    "that it may take, and how many GB the fullest GPU holds. This needs neither PyTorch nor a "
+    "GPU.",
     {
         "How do I divide a model with the shape of Llama 3 70B?": (
             f"pplab choose {_CLUSTER} \\\n"

@@ -1,0 +1,77 @@
+"""What backwards compute again, so that less is kept: whole layers, or modules of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ...errors import unknown
+from ...schedule import Schedule
+from .layers import Model
+from .megatron import MODULES
+from .stage_costs import Asked, whole_numbers
+
+# what to compute again: all layers, so many of each stage, or modules of every layer
+Recompute = bool | Sequence[int] | Sequence[str]
+
+
+def recomputed_of(
+    model: Model, layers: Sequence[int], recompute: Recompute
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """How many layers of each stage run their forward again, and which modules of all."""
+    if isinstance(recompute, bool):
+        return tuple(n * recompute for n in layers), ()
+    if isinstance(recompute, Sequence) and str in map(type, recompute):
+        # FlashAttention computes its scores again in any case
+        known = {name for kind in model.kinds for part in kind.parts for name in part.again}
+        for name in {*recompute} - known - {"core_attn"}:
+            raise unknown("module to recompute in these layers", name, sorted(known))
+        return (0,) * len(layers), tuple(recompute)
+    if not whole_numbers(recompute, len(layers)) or any(
+        r > n for r, n in zip(recompute, layers, strict=True)
+    ):
+        raise ValueError(
+            "recompute must be True, or say how many of each stage's "
+            f"{', '.join(map(str, layers))} layers run their forward again, or name modules, got "
+            f"{recompute!r}"
+        )
+    return tuple(recompute), ()
+
+
+def leaner(asked: Asked) -> Iterator[Asked]:
+    """The same with one module that runs again, with two, and so on, the cheap ones first."""
+    known = {name for kind in asked.long.kinds for part in kind.parts for name in part.again}
+    names = tuple(name for name in MODULES if name in known)
+    for count in range(len(names)):
+        yield replace(asked, modules=names[: count + 1])
+
+
+def fitted(
+    asked: Asked, rows: Schedule, parameters: Sequence[float], modules: bool = True
+) -> Asked | None:
+    """What computes least again of what fits on every rank: nothing, `modules` of every layer, or
+    the fewest whole layers. None where nothing fits. The stages' `parameters` take so many bytes.
+    """
+    room = asked.machine.memory - asked.machine.reserved
+
+    def held(trial: Asked) -> tuple[float, ...]:
+        return rows.peak_held(trial.stage_memory(parameters))
+
+    now, least = held(asked), held(replace(asked, recomputed=asked.layers))
+    if max(now) <= room:
+        return asked
+    found, again = [], [0] * len(asked.layers)
+    lean = [*leaner(asked)] if modules else []
+    if lean and max(held(lean[-1])) <= room:
+        found.append(next(trial for trial in lean if max(held(trial)) <= room))
+    while max(least) <= room < max(now):
+        for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
+            stages, over = rows.stages_of(rank), most - room
+            if over > 0:
+                some = sum(asked.layers[s] - again[s] for s in stages)
+                for _ in range(min(some, max(1, int(some * over / max(most - fewest, 1))))):
+                    again[max(stages, key=lambda s: asked.layers[s] - again[s])] += 1
+        now = held(replace(asked, recomputed=tuple(again)))
+    if any(again):
+        found.append(replace(asked, recomputed=tuple(again)))
+    return min(found, key=lambda trial: trial.again_s, default=None)
