@@ -724,7 +724,7 @@ var pplab = ((schedules) => {
 
   builders["DualPipe"] = (P, M) => {
     if (P % 2) {
-      throw new ScheduleError(`DualPipe needs an even number of ranks, got ${P}: each rank is paired with its mirror image`);
+      throw new ScheduleError(`DualPipe needs an even number of ranks, got ${P}, because each rank is paired with its mirror image: take ${P + 1}, for example`);
     }
     if (M % 2 || M < 2 * P) {
       throw new ScheduleError(`DualPipe on ${P} ranks needs an even number of microbatches of at least 2P = ${2 * P}, got ${M}`);
