@@ -153,7 +153,7 @@ def test_faults_that_hide_behind_each_other_are_named_together(tmp_path):
 
 
 def test_a_link_that_nobody_waited_for_has_an_upper_bound():
-    found = lab.explain(TRACES / "validated")
+    found = lab.explain(TRACES / "slow-stage")
     assert found.links[3, 2][1] and "3->2 at most " in str(found) and "2->3 at most" not in str(found)
     assert {"source": 3, "target": 2, "at most": found.links[3, 2][0]} in found.to_dict()["links"]
 
