@@ -26,7 +26,7 @@ OWNERS = {
     "paired-1F1B": "Megatron-LM (with VPP), rows in a file",
     "DualPipe": "DeepSeek",
     "DualPipeV": "torch, DeepSeek, PithTrain, MindSpeed, Paddle",
-    "Seq1F1B": "its authors, zero bubble's fork of Megatron-LM",
+    "Seq1F1B": AUTHORS,
     "TeraPipe": AUTHORS,
 } | dict.fromkeys(["ZB-H1", "ZB-H2", "V-Half", "V-Min"], "its authors, rows in a file")
 NOBODY_WAITS = {"GPipe": ROWS, "1F1B": ROWS, "Interleaved1F1B": "torch"}  # for a send
