@@ -26,7 +26,7 @@ OWNERS = {
     "paired-1F1B": "Megatron-LM (with VPP), rows in a file",
     "DualPipe": "DeepSeek",
     "DualPipeV": "torch, DeepSeek, PithTrain, MindSpeed, Paddle",
-    "Seq1F1B": "its authors, zero bubble's fork of Megatron-LM",
+    "Seq1F1B": AUTHORS,
     "TeraPipe": AUTHORS,
 } | dict.fromkeys(["ZB-H1", "ZB-H2", "V-Half", "V-Min"], "its authors, rows in a file")
 NOBODY_WAITS = {"GPipe": ROWS, "1F1B": ROWS, "Interleaved1F1B": "torch"}  # for a send
@@ -40,7 +40,8 @@ def who_has(schedule: Schedule) -> tuple[str, str]:
     has, (P, M) = OWNERS.get(schedule.name), (schedule.num_ranks, schedule.num_microbatches)
     if schedule.name == "1F1B" and schedule != build("1F1B", num_ranks=P, num_microbatches=M):
         has = ROWS  # no class has tickets
-    if schedule.copies > 1 or schedule.name in ("Seq1F1B", "TeraPipe") or any(map(unknown_to_torch, schedule.rows)):
+    slices = schedule.name in ("Seq1F1B", "TeraPipe")
+    if schedule.copies > 1 or slices or any(map(unknown_to_torch, schedule.rows)):
         # torch knows no two copies, no slices, and of pairs only whole ones
         return has or "nobody", ""
     return has or ROWS, "lost" if "I" in str(schedule.rows) else "kept"

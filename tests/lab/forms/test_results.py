@@ -404,11 +404,11 @@ def test_what_pages_say_of_the_h100_is_recorded():
         ],
         "notebooks/08_zero_bubble.ipynb": [
             f"width 768, the two halves as pplab splits them took {halves} times as long as autograd's own $B$",
-            f"width 4,096 at 8,192 tokens, $I : W = {wide['I'] / wide['W']:.1f} : 1$",
+            f"width 4,096 with 8,192 tokens, $I$ took {wide['I'] / wide['W']:.1f} times as long as $W$",
         ],
         "notebooks/11_balance.ipynb": [
             f"{copies[0]:.2f} to {copies[1]:.2f} times as long",
-            f"{copies[2]:.2f} times beside",
+            f"{copies[2]:.2f} times as long during copies in both",
         ],
         "notebooks/14_profile.ipynb": [
             f"between {-100 * min(errors):.1f} % below the measured step and {100 * max(errors):.1f} % above",

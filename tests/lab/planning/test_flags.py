@@ -387,7 +387,7 @@ def test_torchs_program_runs_and_trains_as_one_process_does(layout, how, tmp_pat
     ("Megatron-LM", {"schedule": "paired-1F1B", "stages_per_rank": 2, "layout": lab.Layout(pp=4, dp=2),
                      "experts": lab.ExpertLayers(8, 2, 2), "recompute": True}, "recomputes no whole layers in pairs"),
     ("Megatron-LM", {"layout": lab.Layout(dp=2), "experts": lab.ExpertLayers(8, 2, 1, once_per_node=True)},
-     "can't send copies once per node"),
+     "can.t send copies once per node"),
     ("torchtitan", {"layout": lab.Layout(pp=4, dp=2, order="tp-pp-dp")}, "torchtitan numbers ranks"),
     ("torchtitan", {"experts": lab.ExpertLayers(8, 2, 2)}, "its experts are whole"),
     ("torchtitan", {"schedule": "DualPipe"}, "torch's CSV has one rank for each"),
