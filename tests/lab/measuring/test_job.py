@@ -112,7 +112,7 @@ def test_what_was_planted_is_named_and_without_it_the_job_is_as_without_a_fault(
     if healthy := HEALTHY.get(name.rsplit("-")[-1]):
         true, last = explained(healthy).iterations, found.causes[-1]
         assert abs(last.left - fmean(true)) < last.left_error + last.between_runs
-        assert f"another run: ±{last.between_runs:.0f} besides" in str(found)
+        assert f"between two runs: another ±{last.between_runs:.0f}" in str(found)
         assert last.between_runs == found.to_dict()["causes"][-1]["between_runs"] > 0.026 * last.left
 
 

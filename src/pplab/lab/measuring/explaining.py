@@ -139,12 +139,12 @@ class ExplainedJob:
         if not self.causes:
             lines.append(f"No cause was found that makes an iteration {_LEAST:.0%} longer.")
         for number, cause in enumerate(self.causes, 1):
-            alone = "" if number == 1 else f" (alone it saves {max(0, cause.alone):.0f})"
+            alone = "" if number == 1 else f" (fixed alone, it saves {max(0, cause.alone):.0f})"
             lines.append(f"{number}. {cause.what}.")
             left = f"{cause.left:.0f} ms" + (
                 "" if cause.left_error is None else f" ±{cause.left_error:.0f}"
             )
-            left += f" (another run: ±{cause.between_runs:.0f} besides)"
+            left += f" (between two runs: another ±{cause.between_runs:.0f})"
             lines.append(f"   Without it an iteration takes {left}, {cause.saves:.0f} less{alone}.")
         if not self.job.watched:
             lines.append(
@@ -234,9 +234,9 @@ def explain(*places: str | Path) -> ExplainedJob:
     notes = [*job.notes]
     if causes:
         notes.append(
-            "± of a cause holds for 95 of 100 such runs. What another run may differ by besides is "
-            f"{_RUNS:.1%}, as in three equal runs that were recorded, or the scatter of this job's "
-            "iterations where that is more"
+            "± of a cause holds for 95 of 100 such runs. Two runs may differ by another "
+            f"{_RUNS:.1%}, as three equal runs that were recorded did, or by the scatter of this "
+            "job's iterations if that is more"
         )
     orders: list[WhatIf] = []
     if any(cause.kind in ("pauses", "late rank") for cause in causes):

@@ -296,7 +296,8 @@ def _gaps(seen: Seen) -> Iterator[Suspect]:
         more = {step: value - common[step] * (len(total) > 1) for step, value in of_rank.items()}
         if (most := max(more.values())) > seen.noticed:
             events = [event for event in large[rank] if more[event.step] > _PART * most]
-            what = f"{seen.named(rank)} is late of itself: {seen.how_often(more)}, {_place(events)}"
+            what = f"{seen.named(rank)} is late by its own fault: {seen.how_often(more)}, "
+            what += _place(events)
             yield Suspect("late rank", (rank,), what, without([rank], {rank: more}))
 
 
