@@ -168,8 +168,8 @@ def training_run(
 
 
 def warm_up_steps(train: Callable[..., Run], size: Size, device: str) -> int:
-    """How many steps it takes, or as many as take `warm_ms`, until a GPU's last two agree. Each trial is twice as long
-    as the one before. On the CPU it is one."""
+    """How many steps it takes, for `warm_ms` or longer, until a GPU's last two agree. Each trial is twice as long as
+    the one before. On the CPU it is one."""
     if device == "cpu":
         return 1
     steps = max(2, math.ceil(size.warm_ms / train(steps=1).step_time_ms))

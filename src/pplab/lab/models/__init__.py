@@ -1,6 +1,6 @@
 """Models, data and workloads to train: a small GPT, a mixture of experts, DistilBERT, models of
-transformers that have layers, and modules that you bring; reviews to train them on; and text from a
-trained model.
+transformers that have layers, and modules that you bring; reviews to train them on; and tokens that
+a trained model makes.
 
 Chapters 2 to 14 use them. A stage computes what the same layers of the whole model compute.
 """
