@@ -263,7 +263,7 @@ def test_closed_forms_of_several_stages_and_split_backwards(P, F, I, W):  # noqa
             assert t.peak_in_flight == (2 * P - 1,) * P
         for V in (1, 2, 3):
             t = run("Interleaved1F1B", P, M, costs, stages_per_rank=V)
-            assert t.makespan == formulas.interleaved_makespan(P, M, V, F, I + W)
+            assert t.makespan == formulas.sliced_makespan(P, M, 1, F, I + W, V)
             if M % P:
                 continue
             assert t.peak_in_flight == tuple(min(2 * (P - 1 - r) + (V - 1) * P + 1, M * V) for r in range(P))

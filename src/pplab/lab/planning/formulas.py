@@ -12,7 +12,7 @@ rank.
 (41.0, 36.0)
 >>> one_f_one_b_peak_in_flight(P=4, M=8)
 (4, 3, 2, 1)
->>> interleaved_makespan(P=4, M=8, V=2, F=1, B=2) / 2, zb_h1_bubble(P=4, F=1, I=1, W=1)
+>>> sliced_makespan(P=4, M=8, k=1, F=0.5, B=1, V=2), zb_h1_bubble(P=4, F=1, I=1, W=1)
 (28.5, 3)
 >>> dualpipe_idle(4, 2, 1, 3)
 2.0
@@ -92,24 +92,14 @@ def eager_one_f_one_b_peak_in_flight(P: int, M: int) -> tuple[int, ...]:
     return tuple(min(2 * (P - s) - 1, M) for s in range(P))
 
 
-def interleaved_makespan(P: int, M: int, V: int, F: float, B: float) -> float:
-    """Interleaved 1F1B (Narayanan et al. 2021) without latency; F and B of one of the V stages.
-
-    The work of a rank is MV(F+B); the bubble is that of 1F1B with stages a V-th as deep. The paper
-    has it for P dividing M; with even groups, larger ones first, it holds for every M of at least
-    P.
-    """
-    if M < P and V > 1:
-        raise ValueError(f"the closed form needs at least P microbatches, got P={P}, M={M}")
-    return (M * V + P - 1) * (F + B)
-
-
 def sliced_makespan(P: int, M: int, k: int, F: float, B: float, V: int = 1) -> float:
     """Seq1F1B (Sun et al. 2024) with k slices of equal times, and at V = 1 TeraPipe (Li et al.
     2021); F and B of a whole microbatch, of one of the V stages. Without latency, for M >= 1, and
     kM >= P where V > 1.
 
-    The bubble is that of 1F1B with microbatches of a k-th: (P-1)(F+B)/k. Found by simulating.
+    The bubble is that of 1F1B with microbatches of a k-th: (P-1)(F+B)/k. Found by simulating. With
+    k = 1 it is interleaved 1F1B's (Narayanan et al. 2021), who have it for P dividing M; with even
+    groups, larger ones first, it holds for every M of at least P.
     """
     if V > 1 and k * M < P:
         raise ValueError(f"the closed form needs at least P slices, got P={P}, k={k}, M={M}")

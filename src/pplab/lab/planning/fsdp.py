@@ -44,9 +44,10 @@ def fsdp_plan(
     `microbatch` of its sequences at a time, or as many as is fastest, and computes as many layers
     again as `recompute` says, or, if that says none, as it must to fit. With `modules` it computes
     modules of all layers again where that takes less. What these ranks send each other goes on
-    beside their work, as far as there is work: `pplab.lab.formulas.sharded_step`; all else is as in
-    `plan`. Weights are gathered, and gradients sent, in the bytes that `state` keeps of them. Under
-    FSDP two layers or matrices are gathered at a time: the one in use, and the next.
+    beside their work, as far as there is work and the machine `overlaps` them:
+    `pplab.lab.formulas.sharded_step`; all else is as in `plan`. Weights are gathered, and gradients
+    sent, in the bytes that `state` keeps of them. Under FSDP two layers or matrices are gathered at
+    a time: the one in use, and the next.
 
     The Plan says its `zero`, and what it `recomputed`. Where no way fits, it is the one that holds
     least. Raises ValueError for a Layout with a pipeline, for sequences that can't be shared out
@@ -69,7 +70,7 @@ def fsdp_plan(
     how = {"schedule": "naive", "recompute": recompute, "state": state, "experts": experts}
     ways = [partial(plan, model, machine, layout, batch, at_a_time, **how) for at_a_time in sizes]
     whole = [planned() for planned in ways]
-    weights = whole[0].weights()
+    weights = whole[0].weights(gathers=zero != 0)
     found = [
         _sharded(planned, bare, weights, modules, which)
         for which in (NAMES if zero is None else (zero,))
@@ -109,10 +110,11 @@ def _sharded(
         gather, reduce = 0.0, 2 * reduce
     elif zero < 3 and not state.optimizer:
         gather = 0.0  # frozen weights, held whole, are never new
-    rows, times = found.timeline.schedule, (found.costs.of(F, 0), found.costs.of(B, 0))
+    rows, beside = found.timeline.schedule, found.machine.overlaps
+    times = [beside * found.costs.of(kind, 0) for kind in (F, B)]
     step = sharded_step(rows.num_microbatches, *times, gather, reduce, zero=zero)
     memory = replace(found.memory, parameters=[kept])
-    return replace(found, zero=zero, memory=memory, dp_s=step - found.timeline.makespan)
+    return replace(found, zero=zero, memory=memory, dp_s=step - beside * found.timeline.makespan)
 
 
 def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:

@@ -111,10 +111,14 @@ class Machine:
     `host`: seconds that a framework needs to launch a layer's forward and backward of a microbatch,
     however small: 1.6e-3 for PyTorch alone (results/nvidia-h100-80gb-hbm3.json), 4.5e-3 for
     nanotron, 8.8e-3 for mixtures in Megatron-LM without CUDA graphs (book/published.md), 0 with
-    graphs. `ring_over`: bytes per second of an all-reduce by the number of nodes that it fills, {2:
-    362e9}, as nccl-tests prints them. `flops_bf16`: FLOP/s of what Transformer Engine leaves in
-    bfloat16 where layers run in FP8: attention's products, scans and the head. ValueError for
-    numbers that aren't above 0.
+    graphs. `host_at`: the same by tensor degree, for stages on several nodes, such as {8: 19.7e-3}
+    for nanotron, whose cause isn't known. `ring_over`: bytes per second of an all-reduce by the
+    number of nodes that it fills, {2: 362e9}, as nccl-tests prints them, and `gather_over` of an
+    all-gather or a reduce-scatter. Each step of such a ring has the latency of `between` as well,
+    50e-6 in the Playbook's runs. `overlaps`: whether replicas without a pipeline send beside their
+    work, as Megatron-LM and FSDP do and nanotron doesn't. `flops_bf16`: FLOP/s of what Transformer
+    Engine leaves in bfloat16 where layers run in FP8: attention's products, scans and the head.
+    ValueError for numbers that aren't above 0.
     """
 
     ranks_per_node: int
@@ -130,8 +134,11 @@ class Machine:
     reserved: float = 0
     hbm: float | None = None
     host: float = 0
+    host_at: Mapping[int, float] = field(default_factory=dict, hash=False)
     ring_over: Mapping[int, float] = field(default_factory=dict, hash=False)
     flops_bf16: float | None = None
+    gather_over: Mapping[int, float] = field(default_factory=dict, hash=False)
+    overlaps: bool = True
 
     def __post_init__(self) -> None:
         for name in ("ranks_per_node", "ports"):
@@ -145,11 +152,9 @@ class Machine:
         }
         number("host", self.host)
         number("reserved", self.reserved)
-        for name, key in (
-            ("flops_at", "a tensor degree"),
-            ("backward_at", "a tensor degree"),
-            ("ring_over", "nodes"),
-        ):
+        keys = dict.fromkeys(("flops_at", "backward_at", "host_at"), "a tensor degree")
+        keys |= dict.fromkeys(("ring_over", "gather_over"), "nodes")
+        for name, key in keys.items():
             table = getattr(self, name)
             expect(Mapping, **{name: table})
             for degree, value in table.items():
@@ -169,21 +174,28 @@ class Machine:
         slower = self.flops / self.flops_bf16 if self.flops_bf16 else 1
         return (flops - plain + slower * plain) / self.rate(layout)
 
+    def launching(self, layout: Layout) -> float:
+        """Seconds that the host needs at least for a layer's forward and backward."""
+        over = self.host_at and layout.pp > 1 and layout.crosses("pp", self.ranks_per_node)
+        return at_degree(self.host_at if over else {}, layout.tp, self.host)
+
     def link(self, crosses: bool) -> Link:
         """The slowest link of a group."""
         return self.between if crosses else self.inside
 
-    def ring_link(self, groups: Iterable[Sequence[int]]) -> Link:
-        """What a ring through the ranks of each group has for a link: the slowest on its way."""
+    def ring_link(self, groups: Iterable[Sequence[int]], gathers: bool = False) -> Link:
+        """What a ring through the ranks of each group has for a link: the slowest on its way. It
+        sums, or only `gathers` or scatters.
+        """
         nodes = _nodes(tuple(map(tuple, groups)), self.ranks_per_node)
         inside = Link(self.inside.latency, self.ring or self.inside.bandwidth)
         if all(len(ranks) == 1 for ranks in nodes):
             return inside
-        if self.ring_over:
+        if over := (gathers and self.gather_over) or self.ring_over:
             # a node's ranks in the ring, each with its port
             own = min(min(ranks.values()) for ranks in nodes)
-            measured = at_degree(self.ring_over, max(map(len, nodes)), self.between.bandwidth)
-            return Link(0, min(measured, own * self.between.bandwidth))
+            measured = at_degree(over, max(map(len, nodes)), self.between.bandwidth)
+            return Link(self.between.latency, min(measured, own * self.between.bandwidth))
         filled = all({*ranks.values()} == {self.ranks_per_node} for ranks in nodes)
         if self.ports == 1 or not filled:
             return self.between

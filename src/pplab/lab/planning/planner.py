@@ -78,7 +78,7 @@ class Plan(Asked):
         }
         return (
             "host"
-            if self.machine.host * len(layers) > sum(parts.values())
+            if self.machine.launching(self.layout) * len(layers) > sum(parts.values())
             else max(parts, key=parts.__getitem__)
         )
 
@@ -222,7 +222,7 @@ def _reduced(asked: Asked, rows: Schedule) -> list[tuple[float, float]]:
     """How long each rank reduces the gradients of its stages, and how many bytes it sends for
     that.
     """
-    found, weights = [], asked.weights(rows.copies)
+    found, weights = [], asked.weights(rows.copies, asked.shard_optimizer)
     for rank in range(rows.num_ranks):
         sums = [
             (

@@ -191,7 +191,7 @@ class Asked:
 
     def forward_s(self, kind: Kind) -> float:
         """How long a forward takes, or what of it runs again."""
-        launched = (kind.name in self.again) * self.machine.host / 3
+        launched = (kind.name in self.again) * self.machine.launching(self.layout) / 3
         return max(self.times[kind.name].forward, launched)
 
     @property
@@ -204,7 +204,10 @@ class Asked:
         W.
         """
         machine, layout, learns = self.machine, self.layout, bool(self.state.gradients)
-        factor, launched = at_degree(machine.backward_at, layout.tp, 0), machine.host / 3
+        factor, launched = (
+            at_degree(machine.backward_at, layout.tp, 0),
+            machine.launching(layout) / 3,
+        )
 
         def directions(kind: Kind) -> tuple[float, float, float]:
             times = self.times[kind.name]
@@ -277,9 +280,10 @@ class Asked:
         copies = kind.routed.used * self.boundary / self.layout.tp if kind.routed else 0
         return self.kept_of(kind) + copies * 7 / 3
 
-    def weights(self, copies: int = 1) -> list[Alike]:
+    def weights(self, copies: int = 1, gathers: bool = False) -> list[Alike]:
         """How many parameters of each stage a rank has, and who has the same: of all but experts,
-        and of its experts. A schedule may have several copies of the model on a pipeline.
+        and of its experts, with a ring that sums their gradients, or `gathers`. A schedule may have
+        several copies of the model on a pipeline.
         """
         model, layout = self.long, self.layout
         shared = self.per_stage(lambda kind: self.weights_of(kind)[0])
@@ -298,7 +302,7 @@ class Asked:
             )
         beside = layout.groups("pp") if copies > 1 else ()
         return [
-            Alike(len(groups[0]), self.machine.ring_link([*groups, *beside]), each)
+            Alike(len(groups[0]), self.machine.ring_link([*groups, *beside], gathers), each)
             for groups, each in found
         ]
 

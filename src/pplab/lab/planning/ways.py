@@ -85,7 +85,7 @@ class Task:
                 near, boxes = min(ep, machine.ranks_per_node), -(-ep // machine.ranks_per_node)
                 sums += 4 * M * routed / pp * spread.copies_s(machine, tokens, near, boxes)
             # FSDP's microbatches may be larger
-            launched = machine.host * num_layers / pp * (M if pp > 1 else 1)
+            launched = machine.launching(layout) * num_layers / pp * (M if pp > 1 else 1)
             for builder in pipelined if pp > 1 else alone:
                 for V in _stages_per_rank(builder):
                     if pp * V > num_layers or pp * V * M > MOST_FORWARDS:
