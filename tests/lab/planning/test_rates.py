@@ -20,6 +20,7 @@ from pplab.lab.planning.choosing import _compared
 
 ROOT = Path(__file__).parents[3]
 PLAYBOOK = json.loads((ROOT / "benchmarks" / "playbook_rows.json").read_text())
+MIXTURES = json.loads((ROOT / "benchmarks" / "mixture_rows.json").read_text())
 H100 = machine_of("h100", 8, 50e9)
 SUMS, GATHERS = (
     {int(nodes): speed for nodes, speed in PLAYBOOK[name].items() if nodes != "what"}
@@ -207,3 +208,70 @@ def test_the_first_row_is_near_the_best_of_the_playbooks_sets():
         few, many = ([loss for gpus, each in found.items() if (gpus > 64) == far for loss in each] for far in (0, 1))
         assert len(few) == 13 and statistics.median(few) < 0.03
         assert len(many) == 11 + stalls and statistics.median(many) < most
+
+
+def mixtures(
+    told: bool, fitted: Callable[[SimpleNamespace], bool], fits: list[list], near: list[list]
+) -> list[tuple[str, float]]:
+    """Each mixture's name and log(predicted / measured), with its release's share of a peak, or the last before."""
+
+    def ratio(run: SimpleNamespace, share: float) -> float:
+        peak, hbm, inside, between = MIXTURES["gpus"][run.gpu]
+        model, experts = Transformer(80, 8192, run.sequence, 2, 64, 8, 28672, True, 128256), None
+        if run.model in MIXTURES["models"]:
+            model, experts = lab.read_config(MIXTURES["models"][run.model], run.sequence)
+            experts = replace(experts, gpus=run.ep, once_per_node=True, whole=run.tp > 1)
+        machine = Machine(
+            run.per_node, pp.Link(5e-6, inside), pp.Link(10e-6, between), share * peak, 1e12, ports=run.per_node
+        )
+        if run.precision != "BF16":
+            machine = replace(machine, flops=2 * machine.flops, flops_bf16=machine.flops)
+        if told:
+            machine = replace(machine, hbm=0.9 * hbm, host=8.8e-3 * (experts is not None))
+        deep = run.pp > 1 < run.stages_per_rank
+        how = {"schedule": "Interleaved1F1B", "stages_per_rank": run.stages_per_rank} if deep else {}
+        layout, how["experts"], how["shard_optimizer"] = Layout(run.tp, run.pp, run.dp, cp=run.cp), experts, True
+        took = run.batch * run.sequence / run.tokens_per_s_per_gpu / run.gpus
+        return plan(model, machine, layout, run.batch, run.microbatch, **how).step_s / took
+
+    shares: dict[str, float] = {}
+    found = []
+    for row in [*reversed(fits), *near]:
+        run = SimpleNamespace(**dict(zip(MIXTURES["columns"], row, strict=True)))
+        if fitted(run):
+            low, high = 0.02, 1.5
+            for _ in range(18):
+                middle = (low + high) / 2
+                low, high = (middle, high) if ratio(run, middle) > 1 else (low, middle)
+            shares[run.release] = middle
+        else:
+            last = max(release for release in shares if release <= run.release)
+            found.append((run.model, log(ratio(run, shares[last]))))
+    return found
+
+
+def test_mixtures_with_one_share_of_the_peak():
+    """Fitted to the dense 70 billion of each release, and to DeepSeek-V3 on GB200."""
+    dense, rows = MIXTURES["dense"], MIXTURES["rows"]
+    base = [row for row in rows if row[1:3] == ["DeepSeekV3", "GB200"]]
+    others = [row for row in rows if row not in base]
+    on_dense, bare = (mixtures(told, lambda run: run.model == "LLAMA3_70B", dense, rows) for told in (True, False))
+    on_mixture = mixtures(True, lambda run: (run.model, run.gpu) == ("DeepSeekV3", "GB200"), base, others)
+    assert [len(each) for each in (on_dense, bare, on_mixture)] == [69, 69, 64]
+    assert [round(100 * off([e for _, e in each])) for each in (on_dense, bare, on_mixture)] == [24, 43, 18]
+    assert statistics.median(e for name, e in on_mixture if name == "GPT OSS 120B") < -0.3
+    assert off([e for name, e in on_mixture if name != "GPT OSS 120B"]) < 0.16
+
+
+def test_what_is_reserved_is_one_constant_and_grows_with_the_words():
+    part = json.loads((ROOT / "results" / "published.json").read_text())["parts"][0]
+    scores = [row for row in part["rows"] if row["group"] == "zb-T4-memory"]
+    more = [off([(row["predicted"] + gib) / row["measured"] - 1 for row in scores]) for gib in (0, 1.9)]
+    words: dict[float, list[float]] = {}
+    for vocabulary, sequence, measured in MIXTURES["reserved"]["rows"]:
+        model = Transformer(32, 3072, sequence, heads=24, vocabulary=vocabulary)
+        for copy in (0, 4):  # bytes of the table's gradient, once more
+            held = plan(model, H100, Layout(pp=8), 128, state=State(2, 2, 12)).memory_bytes
+            words.setdefault(copy, []).append((held + copy * model.table_parameters) / 2**30 / measured - 1)
+    assert len(scores) == len(words[0]) == 8
+    assert [f"{100 * each:.1f}" for each in (*more, off(words[0]), off(words[4]))] == ["3.7", "2.1", "4.8", "0.8"]

@@ -111,8 +111,8 @@ def _sharded(
     elif zero < 3 and not state.optimizer:
         gather = 0.0  # frozen weights, held whole, are never new
     rows, beside = found.timeline.schedule, found.machine.overlaps
-    times = [beside * found.costs.of(kind, 0) for kind in (F, B)]
-    step = sharded_step(rows.num_microbatches, *times, gather, reduce, zero=zero)
+    forward, backward = (beside * found.costs.of(kind, 0) for kind in (F, B))
+    step = sharded_step(rows.num_microbatches, forward, backward, gather, reduce, zero=zero)
     memory = replace(found.memory, parameters=[kept])
     return replace(found, zero=zero, memory=memory, dp_s=step - beside * found.timeline.makespan)
 
