@@ -57,9 +57,9 @@ def fitted(
     def held(trial: Asked) -> tuple[float, ...]:
         return rows.peak_held(trial.stage_memory(parameters))
 
-    now, least = held(asked), held(replace(asked, recomputed=asked.layers))
-    if max(now) <= room:
+    if max(now := held(asked)) <= room:
         return asked
+    least = held(replace(asked, recomputed=asked.layers))
     found, again = [], [0] * len(asked.layers)
     lean = [*leaner(asked)] if modules else []
     if lean and max(held(lean[-1])) <= room:
