@@ -212,7 +212,7 @@ BOUNDS = {
     "its JavaScript": (PLAYER, 600, "lines", "let Python prepare it"),
     "book/_ext and book/_live": (python("book/_ext", "book/_live"), 37_900, "tokens", "let a library do it"),
     "JavaScript": ([path for path in SCRIPTS if path not in PLAYER], 4_200, "lines", "let Python or a library do it"),
-    "tests": (python("tests"), 36_600, "lines", "delete a test that covers what another covers"),
+    "tests": (python("tests"), 36_610, "lines", "delete a test that covers what another covers"),
     "benchmarks": (python("benchmarks"), 3_500, "lines", "delete a part that has answered its question"),
 }
 

@@ -250,6 +250,7 @@ def mixtures(
     return found
 
 
+@pytest.mark.long
 def test_mixtures_with_one_share_of_the_peak():
     """Fitted to the dense 70 billion of each release, and to DeepSeek-V3 on GB200."""
     dense, rows = MIXTURES["dense"], MIXTURES["rows"]
