@@ -29,6 +29,7 @@ import nbformat
 import page_cells
 import quiet
 import recorded_pages
+from kernel_ports import OwnPorts
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
@@ -63,6 +64,7 @@ def main(names: list[str]) -> int:
             only(notebook := nbformat.read(path, as_version=4))
             nbformat.write(notebook, path)
         return 0
+    OwnPorts.instance()
     took = {}
     for path in paths:
         print(f"{path.name} ...", end=" ", flush=True)

@@ -1,4 +1,4 @@
-"""Ports of Jupyter's kernels that no other process is given by chance.
+"""Ports for Jupyter's kernels that the system gives nobody.
 
 Jupyter asks the system for five free ports, lets them go and starts a kernel, which takes them half a second later.
 Meanwhile the system may give one of them to somebody else, such as a rank of the tests. Then the kernel dies, and with
@@ -23,10 +23,10 @@ class OwnPorts(LocalPortCache):
 
     def find_available_port(self, ip: str) -> int:
         """One at which nobody listens, and which no other kernel of this process was given."""
-        while True:
-            port = random.SystemRandom().choice(PORTS)
+        for port in random.SystemRandom().sample(PORTS, 100):
             with socket.socket() as tried, suppress(OSError):
                 tried.bind((ip, port))
                 if port not in self.currently_used_ports:
                     self.currently_used_ports.add(port)
                     return port
+        return super().find_available_port(ip)

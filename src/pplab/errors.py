@@ -18,6 +18,7 @@ _REMEDIES = {
     "Callable": ": give a function",
     "Costs": ": give pplab.Costs(forward=1, latency=0.5), for example",
     "Sequence": ": give a list or a tuple, such as (x,)",
+    "Collection": ": give a list or a tuple, such as (x,)",
 }
 MOST = 1e100  # of a duration or size: sums of millions of them, and their ratios, stay finite
 
@@ -69,7 +70,8 @@ def expect(kind: type, **given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, kind):
             remedy = _REMEDIES.get(kind.__name__, "")
-            raise ValueError(f"{name} must be a {kind.__name__}, got {shown(value)}{remedy}")
+            a = "an" if kind.__name__ == "Extra" else "a"
+            raise ValueError(f"{name} must be {a} {kind.__name__}, got {shown(value)}{remedy}")
 
 
 def accept(frozen: object, **checked: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from . import palette
@@ -61,9 +61,9 @@ class AxesColumn(list):
     """Axes of one figure, top to bottom."""
 
 
-def compare(timelines: Sequence[Timeline], *, path: bool = False) -> AxesColumn:
+def compare(timelines: Collection[Timeline], *, path: bool = False) -> AxesColumn:
     """Draw several timelines below each other on one time axis."""
-    expect(Sequence, timelines=timelines)
+    expect(Collection, timelines=timelines)
     until = max(map(end_of, timelines))
     heights = [t.schedule.num_ranks * ROW + 0.5 for t in timelines]
     _, axes = bring("matplotlib.pyplot").subplots(
@@ -195,7 +195,7 @@ def _bars(ax: Axes, rank: int, spans: Sequence[Span | Idle], **style: object) ->
     ax.broken_barh(places, (rank - BAR / 2, BAR), **style)
 
 
-def legend(ax: Axes, timelines: Sequence[Timeline]) -> None:
+def legend(ax: Axes, timelines: Collection[Timeline]) -> None:
     from matplotlib.patches import Patch
     from matplotlib.transforms import ScaledTranslation
 

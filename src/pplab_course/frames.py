@@ -175,7 +175,7 @@ def play(level: str) -> None:
     """Show a level of the book's game. Where a notebook isn't trusted, this is the level's
     question. ValueError for a level that there isn't.
     """
-    asked = [f"{each.title}. {each.task()}" for each in levels.LEVELS if each.id == level]
+    asked = [f"{each.title}. {each.on_paper()}" for each in levels.LEVELS if each.id == level]
     if not asked:
         known = ", ".join(each.id for each in levels.LEVELS)
         raise ValueError(f"no level is named {level!r}: choose from {known}")

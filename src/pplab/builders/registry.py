@@ -59,8 +59,8 @@ class Builder:
         each = positive_int("stages_per_rank", options.get("stages_per_rank", 1))
         if P * M * each > MOST_FORWARDS:
             raise ValueError(
-                f"{self.name} on {P} ranks with {M} microbatches has more than {MOST_FORWARDS:,} "
-                "forwards: take fewer ranks or microbatches"
+                f"{self.name} with {P} ranks, {M} microbatches and {each} stages per rank has more "
+                f"than {MOST_FORWARDS:,} forwards: take fewer of these"
             )
         collects = gc.isenabled()
         gc.disable()  # it would look at millions of new actions again and again

@@ -227,7 +227,7 @@ def pack(value: object) -> bytes:
         torch.save(value, buffer)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise ValueError(
-            f"this can't be sent to a rank's process: {error}: instead of a lambda or a function "
+            f"this can't be sent to another process: {error}: instead of a lambda or a function "
             "defined inside a function, give a module's function or a functools.partial of one"
         ) from error
     return buffer.getvalue()

@@ -34,7 +34,7 @@ def choose_transport(num_ranks: int, device: str, transport: str) -> tuple[list[
     gpus, trouble = usable_gpus(device)
     if device == "cuda" and not gpus:
         why = trouble or "this machine has no CUDA device"
-        raise ValueError(f'device="cuda" was asked for and {why}: use "cpu" or "auto"')
+        raise ValueError(f'device="cuda" was asked for and {why}; or use "cpu" or "auto"')
     if transport == "nccl" and gpus < num_ranks:
         raise ValueError(
             f'transport="nccl" needs a GPU for each of {num_ranks} ranks and found {gpus}: use '

@@ -146,9 +146,11 @@ def _moved(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
         half = torch.finfo(dtype or p.dtype).eps / 2
         factors = torch.empty(data.shape).uniform_(1 - half, 1 + half, generator=draw)
         p.data = data * factors.to(data)
-    yield
-    for p, data in kept.items():
-        p.data = data
+    try:
+        yield
+    finally:
+        for p, data in kept.items():
+            p.data = data
 
 
 def _summed(

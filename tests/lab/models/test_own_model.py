@@ -277,8 +277,8 @@ def test_what_a_run_cannot_take_is_refused_before_anything_starts(schedule, opti
             r"must be its samples, got \[\(4, 6\), \(8, 6\)\]",
         ),
         (lambda: Modules(net(), modules.batch(), None), "loss must be a Callable, got None: give a function"),
-        (lambda: make_job(TWO, with_field(), 2, [5]), "extra must be a Extra, got 5: .* such as steps=5"),
-        (lambda: make_job(TWO, with_field(), 2, [Meter]), "extra must be a Extra, got .*Meter.*: give one such as"),
+        (lambda: make_job(TWO, with_field(), 2, [5]), "extra must be an Extra, got 5: .* such as steps=5"),
+        (lambda: make_job(TWO, with_field(), 2, [Meter]), "extra must be an Extra, got .*Meter.*: give one such as"),
     ],
 )
 def test_what_cannot_be_done_is_said(make, message):

@@ -51,7 +51,7 @@ class Table(list):
             "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
             for line in lines
         )
-        return "\n".join([head, *self._grouped(rows, "{}")])
+        return "\n".join([head, *_grouped(rows, self.titles)])
 
     __repr__ = __str__
 
@@ -61,19 +61,24 @@ class Table(list):
             for tag, line in (("th", self.columns), *(("td", line) for line in self))
         )
         rows = (f"<tr>{cells}</tr>" for cells in body)
-        title = f'<tr><td colspan="{len(self.columns)}"><b>{{}}</b></td></tr>'
+        across = f'<tr><td colspan="{len(self.columns)}"><b>'
+        titles = {
+            number: f"{across}{html.escape(title, quote=False)}</b></td></tr>"
+            for number, title in self.titles.items()
+        }
         return (
             '<div class="pplab-table" style="overflow-x:auto"><table class="table"><thead><tr>'
             f"{head}</tr></thead>"
-            f"<tbody>{''.join(self._grouped(rows, title))}</tbody></table></div>"
+            f"<tbody>{''.join(_grouped(rows, titles))}</tbody></table></div>"
         )
 
-    def _grouped(self, rows: Iterable[str], title: str) -> Iterator[str]:
-        """The rows, with each group's title before its first."""
-        for number, row in enumerate(rows):
-            if number in self.titles:
-                yield title.format(html.escape(self.titles[number], quote=False))
-            yield row
+
+def _grouped(rows: Iterable[str], titles: dict[int, str]) -> Iterator[str]:
+    """The rows, with each group's title before its first."""
+    for number, row in enumerate(rows):
+        if number in titles:
+            yield titles[number]
+        yield row
 
 
 def table(timelines: Iterable[Timeline]) -> Table:

@@ -92,8 +92,8 @@ def page_of(view: str, *scripts: str) -> str:
 
 
 def frame_of(page: str, what: str = "explorer", instead: str = "") -> str:
-    """A frame for a notebook with a packed page. `instead` is shown to readers who can't see it, by
-    default a sentence.
+    """A frame for a notebook with a packed page. Readers who can't see it find a sentence there,
+    which `instead` follows.
     """
     packed = b64encode(compress(page.encode(), 9)).decode()
     return read_static("frame.html", packed=packed, what=what, instead=instead)

@@ -284,7 +284,7 @@ def _causes(seen: Seen, lengths: Sequence[float]) -> tuple[list[Cause], list[Cau
 
 
 class _Search:
-    """Takes causes away, one after the other. Between two of them, a suspect is replayed once."""
+    """Takes causes away, one after the other. In between, a single suspect is replayed once."""
 
     def __init__(self, job: TracedJob, lengths: Sequence[float]):
         self.job, self.lengths = job, lengths

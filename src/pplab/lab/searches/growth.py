@@ -201,8 +201,8 @@ def grown(
     """The rows of numbers that `policies`, one per rank, lead to. They are shorter where all ranks
     wait for each other.
 
-    If several stages of a rank have forwards or input gradients ready, the last stage comes first
-    with `deepest`, and otherwise the first stage. A stage's forward leaves room for one of every
-    later stage of its rank, so what has begun can end.
+    If several stages of a rank have forwards ready, or input gradients, `deepest` tells for each of
+    the two whether the last stage comes first or the first one. A stage's forward leaves room for
+    one of every later stage of its rank, so what has begun can end.
     """
     return _Growth(problem, policies, deepest).run()

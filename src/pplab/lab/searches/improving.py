@@ -1,4 +1,4 @@
-"""Improve rows step by step: exchange two neighbours, or move one action, where that delays the
+"""Improve rows step by step: exchange two neighbours, or move one action, of those that delay the
 end.
 """
 
