@@ -761,7 +761,7 @@ def test_bad_costs_are_refused(options, message):
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda s, path: pp.compare(pp.simulate(s)), "timelines must be a Sequence, got .*: give a list or a tuple"),
+        (lambda s, path: pp.compare(pp.simulate(s)), "timelines must be a Collection, got .*: give a list or a tuple"),
         (lambda s, path: pp.simulate(s.rows), r"got .*pplab.build\(.*makes one, or pplab.Schedule\(rows\)"),
         (lambda s, path: lab.where(s), r"pplab.simulate\(schedule\) makes one"),
         (lambda s, path: lab.table([s]), r"pplab.simulate\(schedule\) makes one"),
