@@ -177,7 +177,8 @@ def test_any_cut_comes_back_from_its_layout_string():
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_without_a_pipeline_replicas_share_what_they_shared_in_the_plan(zero):
-    asked = lab.fsdp_plan(MODEL, NODE, lab.Layout(tp=2, dp=8), 32, 2, zero=zero)
+    given = MODEL, NODE, lab.Layout(tp=2, dp=8), 32, 2
+    asked, two = (lab.fsdp_plan(*given, zero=each, recompute=True) for each in (zero, 2))
     line = lab.flags(asked, "Megatron-LM")
     strategy = re.findall(r"--data-parallel-sharding-strategy (\w+)", line)
     assert strategy == {2: ["optim_grads"], 3: ["optim_grads_params"]}.get(zero, [])  # its user guide on Megatron-FSDP
@@ -192,7 +193,9 @@ def test_without_a_pipeline_replicas_share_what_they_shared_in_the_plan(zero):
     assert shards == ((8, 1) if zero else (1, 8)) and not said.pipeline_parallel_schedule_csv
     assert said.fsdp_reshard_after_forward == ("always" if zero == 3 else "never")
     assert not found["training"].disable_cuda_graphs
-    assert ("# planned with zero=1; here it is zero=2\n# so a step is predicted to" in text) == (zero == 1)
+    remark = f"# planned with zero=1; here it is zero=2\n# so a step is predicted to take {two.step_s:.4g} s"
+    assert (remark in text) == (zero == 1)
+    assert "a step is predicted" not in lab.flags(lab.fsdp_plan(*given, zero=zero, recompute=["mlp"]), "torchtitan")
     with pytest.raises(ValueError, match="a pipeline and replicas alone"):
         lab.flags(asked, "torch")
 

@@ -207,8 +207,8 @@ def _megatron(plan: Plan) -> str:
             "--moe-router-pre-softmax": experts.used == 1,  # asserted
             "--expert-tensor-parallel-size 1": experts.whole and layout.tp > 1,
         }
-    block = tuple(min(n, again) for n in plan.layers)
-    remarks = _remarks(plan, sends=sends, recompute=plan.modules or block)
+    runs = plan.modules or tuple(min(n, again) for n in plan.layers)
+    remarks = _remarks(plan, sends=sends, recompute=runs)
     if divided and (sharded or paired):
         remarks += (
             "# before Blackwell, Megatron-LM warns of tp and cp here: they want "
@@ -253,10 +253,10 @@ def _torchtitan(plan: Plan, main: bool = False) -> str:
     unnamed = "PipelineScheduleMulti" if rows.placement[-1] else "ZBVZeroBubble"
     ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
-    whole = plan.modules or tuple(n * again for n in plan.layers)
-    remarks = _remarks(plan, sends=sends, recompute=whole, zero=zero)
+    runs = plan.modules or tuple(n * again for n in plan.layers)
+    remarks = _remarks(plan, sends=sends, recompute=runs, zero=zero)
     if plan.modules:
-        remarks += (
+        remarks = re.sub("# so a step.*\n", "", remarks) + (
             f"# planned with recompute={plan.modules!r}; here it is every second matrix and what "
             "lies between matrices, and no prediction is made of that\n"
         )
@@ -354,20 +354,22 @@ def _remarks(plan: Plan, **here: object) -> str:
     """What becomes of the plan, where it becomes something else, and what a step is predicted to
     take then.
     """
-    planned = {"recompute": plan.modules or plan.recomputed, "zero": plan.zero}
-    # without a pipeline nobody sends
-    planned["sends"] = plan.sends if plan.layout.pp > 1 else here["sends"]
+    planned = {
+        "recompute": plan.modules or plan.recomputed,
+        "zero": plan.zero,
+        # without a pipeline nobody sends
+        "sends": plan.sends if plan.layout.pp > 1 else here["sends"],
+    }
     changed = {name: value for name, value in here.items() if value != planned[name]}
     if not changed:
         return ""
     lines = [
-        f"# planned with {name}={planned[name]!r}; here it is {name}={value!r}"
+        f"# planned with {name}={planned[name]!r}; here it is {name}={value!r}\n"
         for name, value in changed.items()
     ]
     step_s = planned_again(plan, **changed).step_s
-    return "\n".join(
-        [*lines, f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}", ""]
-    )
+    lines.append(f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}\n")
+    return "".join(lines)
 
 
 WRITERS = {

@@ -154,11 +154,11 @@ def planned_again(found: Plan, **changes: Any) -> Plan:
         "zero" if whole else "shard_optimizer"
     )
     how = {name: getattr(found, name) for name in names.split()}
+    how["recompute"] = found.modules or found.recomputed
     if whole:
-        return fsdp_plan(modules=bool(found.modules), **how | changes)
-    cut = {"schedule": found.timeline.schedule, "cut": found.layers}
-    cut["recompute"] = found.modules or found.recomputed
-    return plan(**how | cut | changes)
+        return fsdp_plan(**how | changes)
+    how |= {"schedule": found.timeline.schedule, "cut": found.layers}
+    return plan(**how | changes)
 
 
 def polished(found: Plan) -> Plan:
