@@ -12,6 +12,7 @@ from pplab.actions import B
 from pplab.lab import Kind, Model, kinds
 from pplab.lab.planning.formulas import ring_all_reduce_time
 from pplab.lab.planning.kinds import Part, Routed
+from pplab.lab.planning.ways import Task
 
 NODE = lab.Machine(8, pp.Link(5e-6, 400e9), pp.Link(10e-6, 50e9), flops=1e14, memory=80e9)
 WIDTH, TOKENS, WORDS = 1024, 2048, 32_000
@@ -68,16 +69,22 @@ def test_stages_are_sums_of_their_layers():
 
 
 def test_in_fp8_pairs_scans_and_the_head_stay_at_their_own_rate():
-    """Transformer Engine's linear layers alone are faster; so are estimates, and the ring that attention hides."""
+    """Transformer Engine's linear layers alone are faster; estimates and cuts know it."""
     machine = replace(NODE, flops=2e14, flops_bf16=1e14)
     found = lab.plan(MODEL, machine, lab.Layout(), 4)
     layers = [(DENSE, 2), (ROUTED, 7)]
     plain = sum(n * kind.pair_flops(TOKENS) for kind, n in layers) + 2 * 2 * TABLE * TOKENS
     matrices = sum(n * 2 * kind.total("used") * TOKENS for kind, n in layers)
     assert found.costs.forward == pytest.approx([matrices / 2e14 + plain / 1e14])
-    assert lab.plan(MODEL, replace(NODE, flops=2e14), lab.Layout(), 4).step_s < found.step_s
     slow, scan = lab.Model((Kind("scan", (Part("delta", scan=500),)),), WIDTH, TOKENS), 500 * TOKENS / 1e14
     assert lab.plan(slow, machine, lab.Layout(), 4).costs.forward == pytest.approx([scan])
+    deep = lab.Transformer(80, 8192, 8192, heads=64, kv_heads=8, mlp_width=28672, gated=True, vocabulary=128256)
+    for model in (deep, deep.long()):
+        task = Task(model, replace(machine, memory=1e12, flops_bf16=4e13), 64, 128, lab.State())
+        ((estimate, way),) = task.ways(([4], [1], [1], [2], [1]), ["1F1B"], None)
+        found = way(True)
+        assert estimate == pytest.approx(found.step_s, rel=0.05)
+        assert max(found.timeline.busy) < 1.05 * sum(found.timeline.busy) / 8
 
 
 def test_a_state_is_handed_from_one_context_rank_to_the_next():

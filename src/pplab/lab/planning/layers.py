@@ -33,6 +33,12 @@ class Ends:
         """Of the head's forward. The embedding is a look-up."""
         return 2 * self.table_parameters * samples * self.sequence
 
+    def weighed(self, kind: Kind, slower: float) -> float:
+        """FLOPs of such a layer's forward for a sequence; those of no matrix count `slower`
+        times.
+        """
+        return kind.flops(self.sequence) + (slower - 1) * kind.plain_flops(self.sequence)
+
     def boundary_bytes(self, samples: int) -> int:
         """What crosses between two layers: (samples, sequence, width) numbers."""
         return samples * self.sequence * self.width * self.bytes_each
@@ -132,31 +138,28 @@ class Model(Ends):
         return " ".join(f"{name}*{times}" if times > 1 else name for name, times in runs)
 
     @cached_property
-    def _flops(self) -> dict[str, float]:
-        return {kind.name: kind.flops(self.sequence) for kind in self.kinds}
-
-    @cached_property
-    def _cuts(self) -> dict[int, tuple[int, ...]]:
+    def _cuts(self) -> dict[tuple[int, float], tuple[int, ...]]:
         return {}
 
-    def work(self, samples: int) -> list[float]:
-        """The FLOPs of each layer's forward."""
-        return [self._flops[kind.name] * samples for kind in self.layers]
+    def work(self, samples: int, slower: float = 1) -> list[float]:
+        """The FLOPs of each layer's forward; those of no matrix count `Machine.slower` times."""
+        return [self.weighed(kind, slower) * samples for kind in self.layers]
 
-    def ends_work(self, samples: int) -> float:
-        """The FLOPs of the head's forward, with those of predictors."""
-        heads = (1 + len(self.predictors)) * self.head_flops(samples)
-        return heads + sum(self._flops[kind.name] for kind in self.predictors) * samples
+    def ends_work(self, samples: int, slower: float = 1) -> float:
+        """The FLOPs of the head's forward, so many times, with those of predictors."""
+        heads = slower * (1 + len(self.predictors)) * self.head_flops(samples)
+        return heads + sum(self.weighed(kind, slower) for kind in self.predictors) * samples
 
-    def cut(self, num_stages: int) -> tuple[int, ...]:
+    def cut(self, num_stages: int, slower: float = 1) -> tuple[int, ...]:
         """The layers of stages with equal work, the head's in the last one. ValueError for more
         stages than layers.
         """
-        if num_stages not in self._cuts:
-            work = self.work(1)
-            work[-1] += self.ends_work(1)
-            self._cuts[num_stages] = partition(work, num_stages)
-        return self._cuts[num_stages]
+        asked = num_stages, slower
+        if asked not in self._cuts:
+            work = self.work(1, slower)
+            work[-1] += self.ends_work(1, slower)
+            self._cuts[asked] = partition(work, num_stages)
+        return self._cuts[asked]
 
     def long(self, experts: ExpertLayers | None) -> Model:
         """Itself. ValueError for experts that its layers don't have."""

@@ -171,8 +171,12 @@ class Machine:
         """How long these ranks take for so many FLOPs, of which some are `plain`: of no layer's
         matrix, and not faster in FP8.
         """
-        slower = self.flops / self.flops_bf16 if self.flops_bf16 else 1
-        return (flops - plain + slower * plain) / self.rate(layout)
+        return (flops - plain + self.slower * plain) / self.rate(layout)
+
+    @property
+    def slower(self) -> float:
+        """How many times as long as a layer's matrices the rest takes for a FLOP: 1 without FP8."""
+        return self.flops / self.flops_bf16 if self.flops_bf16 else 1
 
     def launching(self, layout: Layout) -> float:
         """Seconds that the host needs at least for a layer's forward and backward."""

@@ -55,7 +55,8 @@ class Task:
             )
         passes = 2 + bool(self.state.gradients)  # of frozen weights two
         long = model.long(experts)
-        work = passes * self.batch * (sum(long.work(1)) + long.ends_work(1))
+        work = sum(long.work(1, machine.slower)) + long.ends_work(1, machine.slower)
+        work *= passes * self.batch
         kept = (
             self.batch
             * model.sequence
@@ -78,12 +79,12 @@ class Task:
                 continue
             layout = Layout(tp, pp, dp, cp=cp)
             spread = experts and replace(experts, gpus=ep, whole=tp > 1 and ep > 1)
+            size, box = model.boundary_bytes(b) / cp, machine.ranks_per_node
             link = machine.ring_link(layout.groups("tp"))
-            sums = 4 * M * num_layers / pp * all_reduce(tp, model.boundary_bytes(b) / cp, link)
+            sums = 4 * M * num_layers / pp * all_reduce(tp, size, link)
             if ep > 1:
-                tokens = model.boundary_bytes(b) / (tp * cp)
-                near, boxes = min(ep, machine.ranks_per_node), -(-ep // machine.ranks_per_node)
-                sums += 4 * M * routed / pp * spread.copies_s(machine, tokens, near, boxes)
+                took = spread.copies_s(machine, size / tp, min(ep, box), -(-ep // box))
+                sums += 4 * M * routed / pp * took
             # FSDP's microbatches may be larger
             launched = machine.launching(layout) * num_layers / pp * (M if pp > 1 else 1)
             for builder in pipelined if pp > 1 else alone:
@@ -92,8 +93,8 @@ class Task:
                         continue
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
                     busy = work / machine.rate(layout) / pp / dp + sums + touched / self.gpus
-                    estimate = max(busy, launched) * (1 + ramps)
-                    yield estimate, partial(self.planned, layout, b, builder, V, spread)
+                    how = layout, b, builder, V, spread
+                    yield max(busy, launched) * (1 + ramps), partial(self.planned, *how)
 
     def planned(
         self,
@@ -112,7 +113,7 @@ class Task:
             return fsdp_plan(*given, modules=True, state=self.state, experts=experts)
         options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
         rows = builder(layout.pp, self.batch // layout.dp // b, **options)
-        cut = _weighed(self.model, rows)
+        cut = _weighed(self.model, rows, self.machine.slower)
         asked = Asked(
             self.model,
             self.machine,
@@ -127,17 +128,20 @@ class Task:
             True,
             "",
         )
-        alone = not (experts and rows.columns.overlaps)  # pairs run whole layers again
-        least = fitted(asked, rows, asked.state_bytes(), alone)
+        paired = experts and rows.columns.overlaps  # runs whole layers again
+        least = fitted(asked, rows, asked.state_bytes(), not paired)
         if least is None and must_fit:
             raise ValueError(f"{layout} doesn't fit, though all layers compute again")
-        how = {
-            "schedule": rows,
-            "cut": cut,
-            "recompute": not least or least.modules or least.recomputed,
-            "shard_optimizer": True,
-        }
-        return plan(*given, b, state=self.state, experts=experts, **how)
+        return plan(
+            *given,
+            b,
+            schedule=rows,
+            cut=cut,
+            recompute=not least or least.modules or least.recomputed,
+            state=self.state,
+            shard_optimizer=True,
+            experts=experts,
+        )
 
 
 def order(found: Plan) -> tuple[bool, float]:
@@ -196,13 +200,14 @@ def _stages_per_rank(builder: Builder) -> Iterable[int]:
     return [2 if builder.placement == "V" else 1]
 
 
-def _weighed(model: Transformer | Model, rows: Schedule) -> tuple[int, ...]:
+def _weighed(model: Transformer | Model, rows: Schedule, slower: float) -> tuple[int, ...]:
     """The layers of stages by which ranks have equal work, the head's in the last stage; later
     ranks get the rest. Where layers differ, stages have equal work.
     """
     if isinstance(model, Model):
-        return model.cut(rows.num_stages)
-    work, head = [1.0] * rows.num_stages, model.head_flops(1) / model.layer_flops(1)
+        return model.cut(rows.num_stages, slower)
+    head = slower * model.head_flops(1) / model.weighed(model.kind, slower)
+    work = [1.0] * rows.num_stages
     work[-1] += head
     ranks = [rows.stages_of(rank) for rank in reversed(range(rows.num_ranks))]
     for _ in range(model.num_layers - rows.num_stages):
