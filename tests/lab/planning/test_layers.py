@@ -87,6 +87,12 @@ def test_in_fp8_pairs_scans_and_the_head_stay_at_their_own_rate():
         assert max(found.timeline.busy) < 1.05 * sum(found.timeline.busy) / 8
 
 
+def test_pairs_are_estimated_without_the_copies_that_they_hide():
+    task = Task(lab.Transformer(8, 1024, 2048, heads=16), NODE, 16, 64, lab.State())
+    for estimate, way in task.ways(([1], [1], [8], [8], [1]), ["DualPipeV", "1F1B"], lab.ExpertLayers(8, 2)):
+        assert 0.95 < estimate / way(True).step_s < 1
+
+
 def test_a_state_is_handed_from_one_context_rank_to_the_next():
     scanning = Kind(
         "scanning", (Part("delta", divided=10**6, scan=500, handed=8192), kinds.mlp(WIDTH, 4096, gated=True))

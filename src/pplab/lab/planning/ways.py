@@ -64,6 +64,7 @@ class Task:
         )
         routed = sum(kind.routed is not None for kind in long.layers)
         pipelined, alone = [*map(find, schedules)], [find("naive")]
+        pairs = [builder for builder in pipelined if routed and builder(2, 4).columns.overlaps]
         touched = 2 * passes * kept / machine.hbm if machine.hbm else 0
         for tp, cp, ep, pp, b in product(
             tps, cps, eps, range(1, min(num_layers, self.gpus) + 1), sizes
@@ -82,9 +83,10 @@ class Task:
             size, box = model.boundary_bytes(b) / cp, machine.ranks_per_node
             link = machine.ring_link(layout.groups("tp"))
             sums = 4 * M * num_layers / pp * all_reduce(tp, size, link)
+            copies = 0.0
             if ep > 1:
                 took = spread.copies_s(machine, size / tp, min(ep, box), -(-ep // box))
-                sums += 4 * M * routed / pp * took
+                copies = 4 * M * routed / pp * took
             # FSDP's microbatches may be larger
             launched = machine.launching(layout) * num_layers / pp * (M if pp > 1 else 1)
             for builder in pipelined if pp > 1 else alone:
@@ -92,7 +94,8 @@ class Task:
                     if pp * V > num_layers or pp * V * M > MOST_FORWARDS:
                         continue
                     ramps = (pp - 1) / M / (3 if builder.name == "ZBVZeroBubble" else V)
-                    busy = work / machine.rate(layout) / pp / dp + sums + touched / self.gpus
+                    waits = sums + (0 if builder in pairs else copies)  # pairs hide copies
+                    busy = work / machine.rate(layout) / pp / dp + waits + touched / self.gpus
                     how = layout, b, builder, V, spread
                     yield max(busy, launched) * (1 + ramps), partial(self.planned, *how)
 
