@@ -109,17 +109,18 @@ def _choose(given: argparse.Namespace) -> None:
 
 def _assumed(model: Model, machine: Machine) -> str:
     """The source of the table's numbers, which you gave or which a name stands for."""
-    inside, between = machine.inside.bandwidth / 1e9, machine.between.bandwidth / 1e9
+    slow = machine.flops / machine.slower
     counted = f", {model.counted}\n" if model.counted else "; "
     return (
         f"{model.parameters / 1e9:.4g} billion parameters{counted}a GPU reaches "
         f"{machine.flops / 1e12:.4g} TFLOP/s and has "
         f"{machine.memory / 1e9:.4g} GB for what is counted\n"
-        f"a GPU sends {inside:.4g} GB/s inside a box of {machine.ranks_per_node}, in a ring "
-        f"{machine.ring / 1e9:.4g}, and "
-        f"{between:.4g} between boxes; ports of a box: {machine.ports}"
-        + f"; the host needs {1e3 * machine.host:g} ms a layer"
-        * (machine.host > 0)
+        f"a GPU sends {machine.inside.bandwidth / 1e9:.4g} GB/s inside a box of "
+        f"{machine.ranks_per_node}, in a ring {machine.ring / 1e9:.4g}, and "
+        f"{machine.between.bandwidth / 1e9:.4g} between boxes; ports of a box: {machine.ports}"
+        + f"; the host needs {1e3 * machine.host:g} ms a layer" * (machine.host > 0)
+        + f"\nattention's products, scans and the head reach {slow / 1e12:.4g} TFLOP/s"
+        * (slow < machine.flops)
     )
 
 
