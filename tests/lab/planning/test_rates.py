@@ -156,7 +156,7 @@ def test_two_sizes_tell_the_gpu_from_its_memory_and_its_host():
         tokens // 512: pp.Costs(*([ms[kind] / 2] * 2 for kind in "FIW"), backward=[ms["B"] / 2] * 2, unit="ms")
         for tokens, ms in took.items()
     }
-    machine, _ = profiled(model, H100, {size: costs[size] for size in (2, 64)})
+    machine, _ = profiled(model, replace(H100, host_at={1: 1}), {size: costs[size] for size in (2, 64)})
     assert 1.5e-3 < machine.host < 2e-3 and 2.5e12 < machine.hbm < 3.35e12 and 380e12 < machine.flops < 450e12
     for size, own in costs.items():
         planned = plan(model, machine, Layout(pp=2), 2 * size, size)
@@ -164,7 +164,7 @@ def test_two_sizes_tell_the_gpu_from_its_memory_and_its_host():
         assert 0.85 < ratio < 1.2 and planned.bound == ("host" if size <= 16 else "computing")
     with pytest.raises(ValueError, match="they waited for the host both times"):
         profiled(model, H100, {size: costs[size] for size in (2, 8)})
-    assert profiled(model, TOLD, costs[64], 64)[0].host == TOLD.host
+    assert not machine.host_at and profiled(model, TOLD, costs[64], 64)[0].host == TOLD.host
 
 
 def test_memory_that_isnt_the_models_is_counted_where_it_is_told():

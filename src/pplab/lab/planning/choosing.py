@@ -36,7 +36,7 @@ _GROUPS = {  # the rows by what can be said of them
 _STEP = attrgetter("plan.step_s")
 _SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan isn't planned
 _FINALISTS, _SHOWN, _EQUAL = 3, 10, 5
-_MANY = 64  # GPUs, from which on a step may take longer than predicted
+_MANY = 64  # GPUs, above which a step may take longer than predicted
 _LONG = 8192  # tokens of a sequence from which context ranks are tried
 _MOST_GPUS, _MOST_LAYERS = 2**17, 1000
 # simulated in all, and with sends that are waited for: ten seconds
@@ -80,8 +80,14 @@ class Unsure:
                 {nodes: factor * speed for nodes, speed in table.items()}
                 for table in (machine.ring_over, machine.gather_over)
             )
-            links = {"ring": machine.ring and factor * machine.ring, "gather_over": gathers}
-            yield replace(machine, inside=inside, between=between, ring_over=over, **links)
+            yield replace(
+                machine,
+                inside=inside,
+                between=between,
+                ring=machine.ring and factor * machine.ring,
+                ring_over=over,
+                gather_over=gathers,
+            )
         measured = at_degree({degree: degree for degree in machine.flops_at}, tp, 1)
         halvings = log2(tp / measured * (experts.count / experts.gpus if experts else 1))
         rate = machine.rate(Layout(tp)) / tp
@@ -141,10 +147,7 @@ class Candidate:
     def to_dict(self) -> dict:
         """It as plain JSON values."""
         p, rows = self.plan, self.plan.timeline.schedule
-        planned, own = (
-            "microbatch layers recomputed modules step_s memory_bytes bound",
-            "low_s high_s over_bytes slower",
-        )
+        planned = "microbatch layers recomputed modules step_s memory_bytes bound"
         return {
             **{axis: getattr(p.layout, axis) for axis in _AXES[:4]},
             "ep": p.experts.gpus if p.experts else 1,
@@ -152,7 +155,7 @@ class Candidate:
             "stages_per_rank": rows.num_stages // rows.num_ranks,
             "num_microbatches": rows.num_microbatches,
             **{name: getattr(p, name) for name in planned.split()},
-            **{name: getattr(self, name) for name in own.split()},
+            **{name: getattr(self, name) for name in "low_s high_s over_bytes slower".split()},
         }
 
 
@@ -188,10 +191,9 @@ class Choice:
         """The rows as texts, under their columns, group after group."""
         rows = self.rows + self.too_large
         found = Table(row.cells for row in rows)
-        room = rows[0].plan.machine.memory / 1e9
         found.columns = (
             *"layout, schedule, V, M, layers of each stage, seconds".split(", "),
-            f"GB of {room:.3g}",
+            f"GB of {rows[0].plan.machine.memory / 1e9:.3g}",
         )
         first = 0  # row of the group
         for name, title in _GROUPS.items():
@@ -318,9 +320,10 @@ def choose(
             _compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + others, large[:3])
         )
     split = sum(not row.slower for row in rows)
-    by_speed = sorted(rows[:split], key=_STEP, reverse=True)
     # with a pipeline and without one; the others are listed as they are preferred
-    fastest = {row.plan.layout.pp > 1: row for row in by_speed}.values()
+    fastest = {
+        row.plan.layout.pp > 1: row for row in sorted(rows[:split], key=_STEP, reverse=True)
+    }.values()
     listed = sorted(rows[:split], key=lambda row: row not in fastest)[:_EQUAL]
     equal = tuple(sorted(listed, key=_preferred))
     return Choice(gpus, equal, rows[split:], too_large, split - len(equal))
@@ -361,8 +364,9 @@ def _as_sent(found: Plan) -> Plan:
     """The plan with the sends of Megatron-LM, where it has the schedule."""
     rows = found.timeline.schedule
     sends = sends_in("Megatron-LM", rows.name, rows.num_ranks, rows.num_microbatches)
-    alike = sends == found.sends or len(rows.columns.kinds) > _MOST_SENT
-    return found if alike else planned_again(found, sends=sends)
+    if sends == found.sends or len(rows.columns.kinds) > _MOST_SENT:
+        return found
+    return planned_again(found, sends=sends)
 
 
 def _compared(
@@ -384,8 +388,8 @@ def _compared(
         usual = hypot(unsure.flops, unsure.model, links)
         slower = unsure.slower(each.step_s / sent[0][0].step_s, mine, steps[0])
         many = unsure.many * (each.layout.num_ranks > _MANY)
-        low, high = 1 - usual, 1 + hypot(usual, halves, many)
-        rows.append(Candidate(each, low * each.step_s, high * each.step_s, slower))
+        high = 1 + hypot(usual, halves, many)
+        rows.append(Candidate(each, (1 - usual) * each.step_s, high * each.step_s, slower))
     return tuple(sorted(rows, key=_preferred))
 
 
@@ -417,5 +421,5 @@ def _rounded(value: float) -> str:
 
 def _short(layers: Iterable[int]) -> str:
     """1, 2, 2, 2, 3 as 1+3*2+3."""
-    runs = [(n, len([*same])) for n, same in groupby(layers)]
+    runs = ((n, len([*same])) for n, same in groupby(layers))
     return "+".join(f"{count}*{n}" if count > 1 else str(n) for n, count in runs)

@@ -67,8 +67,8 @@ def fsdp_plan(
     if rest:
         raise ValueError(f"{batch} sequences don't divide among {layout.dp} ranks")
     sizes = [n for n in range(1, each + 1) if each % n == 0] if microbatch is None else [microbatch]
-    how = {"schedule": "naive", "recompute": recompute, "state": state, "experts": experts}
-    ways = [partial(plan, model, machine, layout, batch, at_a_time, **how) for at_a_time in sizes]
+    given = partial(plan, model, machine, layout, batch, state=state, experts=experts)
+    ways = [partial(given, at_a_time, schedule="naive", recompute=recompute) for at_a_time in sizes]
     whole = [planned() for planned in ways]
     weights = whole[0].weights(gathers=zero != 0)
     found = [
@@ -113,8 +113,12 @@ def _sharded(
     rows, beside = found.timeline.schedule, found.machine.overlaps
     forward, backward = (beside * found.costs.of(kind, 0) for kind in (F, B))
     step = sharded_step(rows.num_microbatches, forward, backward, gather, reduce, zero=zero)
-    memory = replace(found.memory, parameters=[kept])
-    return replace(found, zero=zero, memory=memory, dp_s=step - beside * found.timeline.makespan)
+    return replace(
+        found,
+        zero=zero,
+        memory=replace(found.memory, parameters=[kept]),
+        dp_s=step - beside * found.timeline.makespan,
+    )
 
 
 def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
@@ -130,8 +134,8 @@ def fsdp_row(case: Case, sequences: int, *, zero: int | None = None) -> Entry:
     expect(Case, case=case)
     if case.experts:
         raise ValueError("a row without a pipeline has no spread experts: give them to fsdp_plan")
-    layout = Layout(dp=case.num_ranks)
-    found = fsdp_plan(case.model, case.machine, layout, sequences, zero=zero, state=case.state)
+    given = case.model, case.machine, Layout(dp=case.num_ranks), sequences
+    found = fsdp_plan(*given, zero=zero, state=case.state)
     if not found.fits:
         raise ValueError(
             f"it doesn't fit in {case.room_gb:g} GB, however little is kept: take more ranks"

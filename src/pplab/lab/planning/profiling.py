@@ -71,23 +71,29 @@ def profiled(
                 f"costs must be of several stages, to tell how these differ, got {shown(own)}"
             )
         layers = layers_of(model, len(own.forward), cut)
-        layout, again = Layout(tp, len(layers)), (0,) * len(layers)
         size = positive_int("microbatch", size)
-        runs.append(
-            _Run(
-                Asked(
-                    model, machine, layout, layers, again, (), size, size, None, State(), False, ""
-                ),
-                own,
-            )
+        asked = Asked(
+            model,
+            machine,
+            Layout(tp, len(layers)),
+            layers,
+            (0,) * len(layers),
+            (),
+            size,
+            size,
+            None,
+            State(),
+            False,
+            "",
         )
+        runs.append(_Run(asked, own))
     small, large = (each(runs, key=lambda run: run.asked.microbatch) for each in (min, max))
+    whole, longest = (sum(run.took(F, B)) for run in (small, large))
     hbm = machine.hbm
     if small is not large:
-        both = sum(small.took(F, B)), sum(large.took(F, B))
-        if both[1] < 1.1 * both[0]:
+        if longest < 1.1 * whole:
             raise ValueError(
-                f"stages took {both[0]:.3g} s with the smaller microbatches and {both[1]:.3g} s "
+                f"stages took {whole:.3g} s with the smaller microbatches and {longest:.3g} s "
                 "with the larger: they waited for the host both times, so nothing tells how fast "
                 "the GPU is: give the costs of a larger size"
             )
@@ -101,12 +107,12 @@ def profiled(
             "s of sums stages took "
             f"{shown(took)} s, which tells no pace: give the cut, tp and machine that they ran with"
         )
-    host, rate = machine.host, 3 / tp / pace  # a backward is two forwards
-    whole, computing = sum(small.took(F, B)), pace * sum(small.work)
-    if whole > 1.25 * (whole - sum(small.computed(hbm)) + computing):
+    rate = 3 / tp / pace  # a backward is two forwards
+    if whole > 1.25 * (whole - sum(small.computed(hbm)) + pace * sum(small.work)):
         host = (whole - pace * small.head) / len(small.asked.long.every)
-    reached = replace(machine, flops=rate, flops_at={tp: rate}, hbm=hbm, host=host, flops_bf16=None)
-    return reached, Unsure(flops=off, model=error)
+        machine = replace(machine, host=host, host_at={})
+    machine = replace(machine, flops=rate, flops_at={tp: rate}, hbm=hbm, flops_bf16=None)
+    return machine, Unsure(flops=off, model=error)
 
 
 class _Run(NamedTuple):
