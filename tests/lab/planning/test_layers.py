@@ -82,8 +82,7 @@ def test_in_fp8_pairs_scans_and_the_head_stay_at_their_own_rate():
     for model in (deep, deep.long()):
         task = Task(model, replace(machine, memory=1e12, flops_bf16=4e13), 64, 128, lab.State())
         ((estimate, way),) = task.ways(([4], [1], [1], [2], [1]), ["1F1B"], None)
-        found = way(True)
-        assert estimate == pytest.approx(found.step_s, rel=0.05)
+        assert estimate == pytest.approx((found := way(True)).step_s, rel=0.05)
         assert max(found.timeline.busy) < 1.05 * sum(found.timeline.busy) / 8
 
 

@@ -316,9 +316,8 @@ def choose(
         if not any(each.layout.pp > 1 for each in fitting[:_SHOWN]):
             others += [each for each in fitting[_SHOWN:] if each.layout.pp > 1][:1]
         large = [] if fitting else sorted(best.values(), key=attrgetter("memory_bytes"))
-        rows, too_large = (
-            _compared(plans, unsure, tell) for plans in (fitting[:_SHOWN] + others, large[:3])
-        )
+        rows = _compared(fitting[:_SHOWN] + others, unsure, tell)
+        too_large = _compared(large[:3], unsure, tell)
     split = sum(not row.slower for row in rows)
     # with a pipeline and without one; the others are listed as they are preferred
     fastest = {
@@ -387,8 +386,7 @@ def _compared(
         links, halves = unsure.off(mine)
         usual = hypot(unsure.flops, unsure.model, links)
         slower = unsure.slower(each.step_s / sent[0][0].step_s, mine, steps[0])
-        many = unsure.many * (each.layout.num_ranks > _MANY)
-        high = 1 + hypot(usual, halves, many)
+        high = 1 + hypot(usual, halves, unsure.many * (each.layout.num_ranks > _MANY))
         rows.append(Candidate(each, (1 - usual) * each.step_s, high * each.step_s, slower))
     return tuple(sorted(rows, key=_preferred))
 
