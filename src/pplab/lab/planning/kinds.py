@@ -118,7 +118,10 @@ class Kind:
 
 
 def _norm(width: int) -> dict[str, Part]:
-    """A norm's output, which its input gives again."""
+    """A norm's output, which its input gives again. Only before latent attention and experts does a
+    norm stand alone: elsewhere Transformer Engine has it in the matrix after it, which keeps its
+    input alone, and nothing is freed (Megatron-LM's gpt_layer_specs.py).
+    """
     return {"layernorm": Part("layernorm", kept=width, sums=0)}
 
 
@@ -137,7 +140,7 @@ def attention(
         "passed": 2 * keys,
         "heads": heads,
         "said": said,
-        "again": _norm(width) | ({"core_attn": core} if scores else {}),
+        "again": {"core_attn": core} if scores else {},
     }
     more["masks"] = more.get("masks", 0) + scores
     return Part("attention", width * 2 * (query + keys), **numbers | more)
@@ -151,7 +154,7 @@ def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
     numbers = {
         "kept": 2 * width + columns,
         "said": {"wide": wide, "gated": gated, "act": act},
-        "again": _norm(width) | {"mlp": Part("mlp", width * columns, kept=columns)},
+        "again": {"mlp": Part("mlp", width * columns, kept=columns)},
     }
     return Part("mlp", width * columns, **numbers | more)
 
@@ -223,7 +226,6 @@ def delta(
             value=value_width,
             conv=conv,
         ),
-        again=_norm(width),
     )
 
 
@@ -240,7 +242,6 @@ def mamba(
         kept=2 * (width + inner + mixed),
         handed=inner * state,
         heads=heads,
-        again=_norm(width),
     )
 
 
