@@ -125,6 +125,14 @@ def _norm(width: int) -> dict[str, Part]:
     return {"layernorm": Part("layernorm", kept=width, sums=0)}
 
 
+def _core(part: Part, scores: int = 0) -> dict[str, Part]:
+    """Its products of pairs, once more also where FlashAttention keeps no scores: Megatron-LM
+    checkpoints the call (attention.py:1555).
+    """
+    fields = {name: getattr(part, name) for name in ("pairs", "window", "chunked", "passed")}
+    return {"core_attn": Part("core_attn", masks=scores, sums=0, **fields)}
+
+
 def attention(
     width: int, heads: int, kv_heads: int, head_width: int, scores: int = 0, **more: Any
 ) -> Part:
@@ -132,7 +140,6 @@ def attention(
     what they give; without FlashAttention, which computes them again, bytes of `scores`, too.
     """
     query, keys = heads * head_width, kv_heads * head_width
-    core = Part("core_attn", pairs=4 * query, masks=scores, passed=2 * keys, sums=0)
     said = {"heads": heads, "kv_heads": kv_heads, "head_width": head_width}
     numbers = {
         "pairs": 4 * query,
@@ -140,10 +147,10 @@ def attention(
         "passed": 2 * keys,
         "heads": heads,
         "said": said,
-        "again": {"core_attn": core} if scores else {},
     }
     more["masks"] = more.get("masks", 0) + scores
-    return Part("attention", width * 2 * (query + keys), **numbers | more)
+    found = Part("attention", width * 2 * (query + keys), **numbers | more)
+    return replace(found, again=_core(found, scores))
 
 
 def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
@@ -176,7 +183,7 @@ def latent(
     query, values, queries_from = heads * (nope + rope), heads * value, q_rank or width
     index_heads, index_width, seen = index or (0, 0, None)
     up = queries_from * query + kv_rank * heads * (nope + value)
-    return Part(
+    found = Part(
         "latent",
         up + values * width,
         width * (q_rank + kv_rank + rope)
@@ -196,9 +203,9 @@ def latent(
             value=value,
             index=index,
         ),
-        again=_norm(width)
-        | {"mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0)},
     )
+    again = {"mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0)}
+    return replace(found, again=_norm(width) | _core(found) | again)
 
 
 def delta(

@@ -22,9 +22,8 @@ def recomputed_of(
     if isinstance(recompute, bool):
         return tuple(n * recompute for n in layers), ()
     if isinstance(recompute, Sequence) and str in map(type, recompute):
-        # FlashAttention computes its scores again in any case
         known = {name for kind in model.kinds for part in kind.parts for name in part.again}
-        for name in {*recompute} - known - {"core_attn"}:
+        for name in {*recompute} - known:
             raise unknown("module to recompute in these layers", name, sorted(known))
         return (0,) * len(layers), tuple(recompute)
     if not whole_numbers(recompute, len(layers)) or any(
@@ -39,8 +38,11 @@ def recomputed_of(
 
 
 def leaner(asked: Asked) -> Iterator[Asked]:
-    """The same with one module that runs again, with two, and so on, the cheap ones first."""
-    known = {name for kind in asked.long.kinds for part in kind.parts for name in part.again}
+    """The same with one module that runs again and frees something, with two, and so on, the cheap
+    ones first.
+    """
+    parts = [part for kind in asked.long.kinds for part in kind.parts]
+    known = {name for part in parts for name, x in part.again.items() if x.kept or x.masks}
     names = tuple(name for name in MODULES if name in known)
     for count in range(len(names)):
         yield replace(asked, modules=names[: count + 1])
