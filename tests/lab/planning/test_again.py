@@ -155,8 +155,7 @@ def test_modules_of_stages_by_hand():
     """The MLP of each layer again, with its sum; the norm before experts again takes only what its bytes take."""
     tight = replace(NODE, hbm=1e12)
     plain, found = (
-        lab.plan(GPT, tight, Layout(tp=2, pp=2), 8, schedule="1F1B", recompute=how)
-        for how in (False, ["mlp"])
+        lab.plan(GPT, tight, Layout(tp=2, pp=2), 8, schedule="1F1B", recompute=how) for how in (False, ["mlp"])
     )
     share = 2048 * 1024 * 2 / 2  # bytes of a boundary, on one of two ranks
     flops, freed = 2 * 8 * 1024**2 * 2048 / 2 / 1e14, 8 * share
@@ -183,27 +182,38 @@ def test_what_nvidia_measured_of_modules():
     one = replace(eight, flops=933.5e12, flops_bf16=None)  # 704, too
     attention, mlps, both, alike = (
         flops / lab.plan(model, machine, Layout(4, 4, 2), 32, recompute=modules, **how).step_s
-        for machine, modules in ((eight, ["core_attn"]), (eight, ["mlp"]), (eight, ["mlp", "core_attn"]), (one, ["mlp"]))
+        for machine, modules in (
+            (eight, ["core_attn"]),
+            (eight, ["mlp"]),
+            (eight, ["mlp", "core_attn"]),
+            (one, ["mlp"]),
+        )
     )
     assert [attention, mlps, both] == pytest.approx([704e12, 593.6e12, 586.8e12], rel=0.015)
     assert attention == pytest.approx(704e12, rel=1e-3) and alike < 0.97 * mlps
 
 
-def test_moe_has_the_function_and_shared_experts_in_it():
-    kind = Kind("routed", (ATTENTION, MOE))
-    assert kind.again(("moe", "moe_act", "shared_experts")).parts == kind.again(("moe",)).parts
-    assert kind.again(("moe",)).routed == MOE.routed and kind.again(("moe_act",)).flops(TOKENS) == 0
+def test_modules_count_once_where_layers_have_them():
+    """Experts have their function and shared experts in them; what a name has no layer for, Megatron-LM ignores."""
+    how = {"experts": lab.ExpertLayers(gpus=1, shared=1)}
+    for given, left in ((["shared_experts", "moe", "moe", "moe_act", "mlp"], ("moe",)), (["mlp", "mla_up_proj"], ())):
+        found, same = (lab.plan(GPT, NODE, Layout(), 8, recompute=names, **how) for names in (given, left or False))
+        assert found.modules == left and found.memory == same.memory and found.step_s == same.step_s
+    tight = replace(NODE, memory=found.memory_bytes - 8 * 7 * 2048 * 2 * 1024)
+    chosen = lab.fsdp_plan(GPT, tight, Layout(), 8, 1, zero=1, modules=True, **how)
+    assert chosen.modules == ("layernorm", "moe")
+    row = lab.Case(GPT, **how).row("1F1B", 16, recompute=["moe_act"])
+    assert row.recompute == ("moe_act",) and 0 < row.busy < 1
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (["mlps"], "unknown module to recompute in these layers 'mlps': did you mean mlp"),
-        (["layernorm"], "known: core_attn, mlp"),
+        (["layer_norm"], "unknown module to recompute 'layer_norm': did you mean layernorm"),
         (["mlp", 1], "unknown module .* 1"),
     ],
 )
-def test_modules_that_no_layer_has_are_refused(wrong, said):
+def test_what_is_no_module_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         lab.plan(GPT, NODE, Layout(), 8, recompute=wrong)
 

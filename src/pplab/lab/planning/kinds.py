@@ -99,16 +99,8 @@ class Kind:
         return self.total("kept") * bytes_each + self.total("masks")
 
     def again(self, modules: Collection[str]) -> Kind:
-        """What of it a backward computes again where these modules do. "moe" has the experts'
-        function and shared experts in it.
-        """
-        inside = ("moe_act", "shared_experts") if "moe" in modules else ()
-        parts = (
-            part.again[name]
-            for part in self.parts
-            for name in modules
-            if name in part.again and name not in inside
-        )
+        """What of it a backward computes again where these modules do."""
+        parts = (part.again[name] for part in self.parts for name in modules if name in part.again)
         return Kind(f"{self.name} again", tuple(parts))
 
     @property
@@ -117,27 +109,33 @@ class Kind:
         return next((part.routed for part in self.parts if part.routed), None)
 
 
-def _norm(width: int) -> dict[str, Part]:
-    """A norm's output, which its input gives again. Only before latent attention and experts does a
-    norm stand alone: elsewhere Transformer Engine has it in the matrix after it, which keeps its
-    input alone, and nothing is freed (Megatron-LM's gpt_layer_specs.py).
-    """
-    return {"layernorm": Part("layernorm", kept=width, sums=0)}
+# A norm's output, which its input gives again, is "layernorm" only before latent attention and
+# experts: elsewhere Transformer Engine has the norm in the matrix after it, and nothing is freed
+# (Megatron-LM's gpt_layer_specs.py)
 
 
 def _core(part: Part, scores: int = 0) -> dict[str, Part]:
     """Its products of pairs, once more also where FlashAttention keeps no scores: Megatron-LM
     checkpoints the call (attention.py:1555).
     """
-    fields = {name: getattr(part, name) for name in ("pairs", "window", "chunked", "passed")}
-    return {"core_attn": Part("core_attn", masks=scores, sums=0, **fields)}
+    found = Part(
+        "core_attn",
+        pairs=part.pairs,
+        window=part.window,
+        chunked=part.chunked,
+        masks=scores,
+        passed=part.passed,
+        sums=0,
+    )
+    return {"core_attn": found}
 
 
 def attention(
     width: int, heads: int, kv_heads: int, head_width: int, scores: int = 0, **more: Any
 ) -> Part:
     """Grouped-query attention. It keeps input and output of its norm, queries, keys, values and
-    what they give; without FlashAttention, which computes them again, bytes of `scores`, too.
+    what they give; without FlashAttention, which computes them again, bytes of `scores`, too, which
+    are among its `masks`.
     """
     query, keys = heads * head_width, kv_heads * head_width
     said = {"heads": heads, "kv_heads": kv_heads, "head_width": head_width}
@@ -148,7 +146,6 @@ def attention(
         "heads": heads,
         "said": said,
     }
-    more["masks"] = more.get("masks", 0) + scores
     found = Part("attention", width * 2 * (query + keys), **numbers | more)
     return replace(found, again=_core(found, scores))
 
@@ -204,8 +201,11 @@ def latent(
             index=index,
         ),
     )
-    again = {"mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0)}
-    return replace(found, again=_norm(width) | _core(found) | again)
+    again = _core(found) | {
+        "layernorm": Part("layernorm", kept=width, sums=0),
+        "mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0),
+    }
+    return replace(found, again=again)
 
 
 def delta(
@@ -269,7 +269,8 @@ def experts(
         routed=Routed(count, used, columns * width * wide),
         said=dict(wide=wide, shared=shared, gated=gated, act=act),
     )
-    again = _norm(width) | {
+    again = {
+        "layernorm": Part("layernorm", kept=width, sums=0),
         "moe_act": Part("moe_act", kept=used * wide, sums=0),
         "moe": replace(found, kept=beside),
     }

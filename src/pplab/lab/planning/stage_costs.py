@@ -186,8 +186,8 @@ class Asked:
     @cached_property
     def times(self) -> dict[str, LayerTimes]:
         """Of each kind, and of what of it runs again, by their names."""
-        every = (*self.long.kinds, *self.again.values())
-        return {kind.name: self.times_of(kind) for kind in dict.fromkeys(every)}
+        every = {*self.long.kinds, *self.again.values()}
+        return {kind.name: self.times_of(kind) for kind in every}
 
     def forward_s(self, kind: Kind) -> float:
         """How long a forward takes, or what of it runs again."""

@@ -80,7 +80,8 @@ class Transformer(Ends):
         """
         dropout = 0 if self.gated else self.width
         scores = (
-            self.heads
+            self.keeps_scores
+            * self.heads
             * self.sequence
             * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)
         )
@@ -90,8 +91,8 @@ class Transformer(Ends):
             self.heads,
             self.kv_heads or self.heads,
             head_width,
-            scores * self.keeps_scores,
-            masks=dropout,
+            scores,
+            masks=dropout + scores,
         )
         return Kind(
             "layer",
