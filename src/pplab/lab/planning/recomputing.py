@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from operator import gt
 
 from ...errors import unknown
 from ...schedule import Schedule
@@ -28,9 +29,7 @@ def recomputed_of(
             raise unknown("module to recompute", name, MODULES)
         known = {name for kind in model.kinds for part in kind.parts for name in part.again}
         return (0,) * len(layers), outermost([name for name in recompute if name in known])
-    if not whole_numbers(recompute, len(layers)) or any(
-        r > n for r, n in zip(recompute, layers, strict=True)
-    ):
+    if not whole_numbers(recompute, len(layers)) or any(map(gt, recompute, layers)):
         raise ValueError(
             "recompute must be True, or say how many of each stage's "
             f"{', '.join(map(str, layers))} layers run their forward again, or name modules, got "

@@ -45,16 +45,8 @@ class Transformer(Ends):
     tied: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_layers",
-            "width",
-            "sequence",
-            "bytes_each",
-            "heads",
-            "kv_heads",
-            "mlp_width",
-            "head_width",
-        ):
+        sizes = "num_layers width sequence bytes_each heads kv_heads mlp_width head_width"
+        for name in sizes.split():
             if (value := getattr(self, name)) is not None:
                 positive_int(name, value)
         if self.vocabulary:
