@@ -118,16 +118,17 @@ def _core(part: Part, scores: int = 0) -> dict[str, Part]:
     """Its products of pairs, once more also where FlashAttention keeps no scores: Megatron-LM
     checkpoints the call (attention.py:1555).
     """
-    found = Part(
-        "core_attn",
-        pairs=part.pairs,
-        window=part.window,
-        chunked=part.chunked,
-        masks=scores,
-        passed=part.passed,
-        sums=0,
-    )
-    return {"core_attn": found}
+    return {
+        "core_attn": Part(
+            "core_attn",
+            pairs=part.pairs,
+            window=part.window,
+            chunked=part.chunked,
+            masks=scores,
+            passed=part.passed,
+            sums=0,
+        )
+    }
 
 
 def attention(
@@ -154,7 +155,7 @@ def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
     """An MLP, with a third matrix where it is gated. It keeps what its function and its last matrix
     read.
     """
-    columns = (3 if gated else 2) * wide
+    columns = (2 + gated) * wide
     numbers = {
         "kept": 2 * width + columns,
         "said": {"wide": wide, "gated": gated, "act": act},
@@ -258,7 +259,7 @@ def experts(
     """A router and its experts, next to those that every token uses, which are `shared` wide
     together.
     """
-    columns = 3 if gated else 2
+    columns = 2 + gated
     beside = columns * (used * wide + shared) + used * width
     found = Part(
         "experts",
