@@ -361,15 +361,10 @@ def test_what_nobody_compared_is_refused_with_where_to_look(gpu, per_node, preci
 
 
 def test_precision_and_a_host_say_what_a_gpu_reaches():
-    """In FP8 what NVIDIA's row of the 70 billion does; with a host, bytes are counted apart."""
+    """In FP8 matrices alone are faster; with a host, bytes are counted apart."""
     eight = machine_of("h100", 8, 50e9, precision="fp8")
     assert eight.flops_bf16 == 400e12 and machine_of("h100", 8, 50e9).flops_bf16 is None
     assert machine_of("h100", 8, 50e9, precision="fp8", flops=7e14).flops_bf16 is None  # somebody's one speed for all
-    model = replace(LLAMA_70B, sequence=4096)  # 704 TFLOP/s of 32 H100: Megatron Bridge's archive of summaries
-    how = {"schedule": "Interleaved1F1B", "stages_per_rank": 5, "shard_optimizer": True, "state": State(2, 2, 12)}
-    flops = 3 * 32 * (80 * model.layer_flops(1) + 2 * 128256 * 8192 * 4096)
-    reached = flops / 32 / plan(model, eight, Layout(4, 4, 2), 32, **how).step_s
-    assert reached == pytest.approx(704e12, rel=1e-3)
     apart = machine_of("h100", 8, 50e9, host=1.6e-3)
     assert (apart.host, apart.hbm, apart.flops) == pytest.approx((1.6e-3, 0.9 * 3.35e12, 440e12))
 

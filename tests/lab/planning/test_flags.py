@@ -113,7 +113,7 @@ def test_megatrons_line_has_as_many_parameters_as_the_plan(shape, tied, experts)
     {"sends": "forwards wait", **VPP, "cut": [3, 4, 4, 4, 5, 5, 4, 3], "recompute": [2] * 8},
     {"sends": "both wait", "recompute": True, "layout": lab.Layout(tp=2, pp=4, dp=2, order="tp-pp-dp")},
     {"sends": "both wait", "recompute": True, "layout": lab.Layout(tp=2, cp=2, pp=4)},
-    {"sends": "both wait", "recompute": ("layernorm", "mlp")},
+    {"sends": "both wait", "recompute": ("core_attn", "mlp")},
     {"sends": "both wait", "recompute": ("moe_act",), "layout": lab.Layout(pp=4, dp=4),
      "experts": lab.ExpertLayers(8, 2, 2)},
     {"sends": "both wait", "layout": lab.Layout(dp=8), "state": lab.State(2, 2, 12), "microbatch": 2},

@@ -75,8 +75,10 @@ def test_a_comment_hides_no_flag_but_its_lines():
 def test_pairs_context_and_experts():
     more = "--num-layers 32 --num-virtual-stages-per-pipeline-rank 2 "
     pairs = "--overlap-moe-expert-parallel-comm --num-experts 8 --expert-model-parallel-size 2 "
-    found = lab.read_launch(SHORT + more + pairs + "--moe-token-dispatcher-type alltoall").arguments
-    assert found["schedule"] == "paired-1F1B"
+    pairs += "--moe-token-dispatcher-type alltoall --recompute-granularity selective"
+    with pytest.warns(UserWarning, match="recomputing core_attn isn't counted"):
+        found = lab.read_launch(SHORT + more + pairs).arguments
+    assert (found["schedule"], found["recompute"]) == ("paired-1F1B", False)
     whole = SHORT.replace("8 x.py", "64 x.py") + "--num-layers 32 --tensor-model-parallel-size 4 --num-experts 128 "
     whole += "--expert-tensor-parallel-size 1 --expert-model-parallel-size 16"
     found = lab.read_launch(whole).arguments["experts"]

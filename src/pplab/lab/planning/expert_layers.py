@@ -23,9 +23,9 @@ class ExpertLayers:
     """`count` experts in a layer, of which a token uses `used`, spread over `gpus` GPUs.
 
     In a Transformer they are in place of every MLP. The experts that a token uses are together as
-    wide as the MLP was, so its work stays what it was; `shared` of them, beside those, every token
-    uses, and every GPU has them. A Model says itself which layers have experts, how wide, and which
-    are shared.
+    wide as the MLP was, rounded down, so its work stays what it was; `shared` of them, beside
+    those, every token uses, and every GPU has them. A Model says itself which layers have experts,
+    how wide, and which are shared.
 
     The GPUs are neighbouring context and data ranks of a Layout, each with tokens of its own, and
     each expert is cut over tp. Experts that are `whole` (Megatron-LM's
@@ -64,9 +64,12 @@ class ExpertLayers:
         """The experts that a token uses are together what the MLP was; a token's copies are kept at
         them, too.
         """
-        wide, said = mlp.said["wide"] // (self.used + self.shared), mlp.said
+        said = mlp.said
+        wide = positive_int("an expert's width", said["wide"] // (self.used + self.shared))
         of = self.count, self.used, self.shared * wide, said["gated"], said["act"]
-        return replace(experts(width, wide, *of), whole=0, masks=mlp.masks)
+        found = experts(width, wide, *of)
+        again = {name: replace(part, whole=0) for name, part in found.again.items()}
+        return replace(found, whole=0, masks=mlp.masks, again=again)
 
     def parameters(self, model: Transformer | Model) -> float:
         """Of the whole model, with all experts."""

@@ -99,16 +99,8 @@ class Kind:
         return self.total("kept") * bytes_each + self.total("masks")
 
     def again(self, modules: Collection[str]) -> Kind:
-        """What of it a backward computes again where these modules do. "moe" has the experts'
-        function and shared experts in it.
-        """
-        inside = ("moe_act", "shared_experts") if "moe" in modules else ()
-        parts = (
-            part.again[name]
-            for part in self.parts
-            for name in modules
-            if name in part.again and name not in inside
-        )
+        """What of it a backward computes again where these modules do."""
+        parts = (part.again[name] for part in self.parts for name in modules if name in part.again)
         return Kind(f"{self.name} again", tuple(parts))
 
     @property
@@ -117,19 +109,36 @@ class Kind:
         return next((part.routed for part in self.parts if part.routed), None)
 
 
-def _norm(width: int) -> dict[str, Part]:
-    """A norm's output, which its input gives again."""
-    return {"layernorm": Part("layernorm", kept=width, sums=0)}
+# A norm's output, which its input gives again, is "layernorm" only before latent attention and
+# experts: elsewhere Transformer Engine has the norm in the matrix after it, and nothing is freed
+# (Megatron-LM's gpt_layer_specs.py)
+
+
+def _core(part: Part, scores: int = 0) -> dict[str, Part]:
+    """Its products of pairs, once more also where FlashAttention keeps no scores: Megatron-LM
+    checkpoints the call (attention.py:1555).
+    """
+    return {
+        "core_attn": Part(
+            "core_attn",
+            pairs=part.pairs,
+            window=part.window,
+            chunked=part.chunked,
+            masks=scores,
+            passed=part.passed,
+            sums=0,
+        )
+    }
 
 
 def attention(
     width: int, heads: int, kv_heads: int, head_width: int, scores: int = 0, **more: Any
 ) -> Part:
     """Grouped-query attention. It keeps input and output of its norm, queries, keys, values and
-    what they give; without FlashAttention, which computes them again, bytes of `scores`, too.
+    what they give; without FlashAttention, which computes them again, bytes of `scores`, too, which
+    are among its `masks`.
     """
     query, keys = heads * head_width, kv_heads * head_width
-    core = Part("core_attn", pairs=4 * query, masks=scores, passed=2 * keys, sums=0)
     said = {"heads": heads, "kv_heads": kv_heads, "head_width": head_width}
     numbers = {
         "pairs": 4 * query,
@@ -137,21 +146,20 @@ def attention(
         "passed": 2 * keys,
         "heads": heads,
         "said": said,
-        "again": _norm(width) | ({"core_attn": core} if scores else {}),
     }
-    more["masks"] = more.get("masks", 0) + scores
-    return Part("attention", width * 2 * (query + keys), **numbers | more)
+    found = Part("attention", width * 2 * (query + keys), **numbers | more)
+    return replace(found, again=_core(found, scores))
 
 
 def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
     """An MLP, with a third matrix where it is gated. It keeps what its function and its last matrix
     read.
     """
-    columns = (3 if gated else 2) * wide
+    columns = (2 + gated) * wide
     numbers = {
         "kept": 2 * width + columns,
         "said": {"wide": wide, "gated": gated, "act": act},
-        "again": _norm(width) | {"mlp": Part("mlp", width * columns, kept=columns)},
+        "again": {"mlp": Part("mlp", width * columns, kept=columns)},
     }
     return Part("mlp", width * columns, **numbers | more)
 
@@ -173,7 +181,7 @@ def latent(
     query, values, queries_from = heads * (nope + rope), heads * value, q_rank or width
     index_heads, index_width, seen = index or (0, 0, None)
     up = queries_from * query + kv_rank * heads * (nope + value)
-    return Part(
+    found = Part(
         "latent",
         up + values * width,
         width * (q_rank + kv_rank + rope)
@@ -193,9 +201,12 @@ def latent(
             value=value,
             index=index,
         ),
-        again=_norm(width)
-        | {"mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0)},
     )
+    again = _core(found) | {
+        "layernorm": Part("layernorm", kept=width, sums=0),
+        "mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0),
+    }
+    return replace(found, again=again)
 
 
 def delta(
@@ -223,7 +234,6 @@ def delta(
             value=value_width,
             conv=conv,
         ),
-        again=_norm(width),
     )
 
 
@@ -240,7 +250,6 @@ def mamba(
         kept=2 * (width + inner + mixed),
         handed=inner * state,
         heads=heads,
-        again=_norm(width),
     )
 
 
@@ -250,7 +259,7 @@ def experts(
     """A router and its experts, next to those that every token uses, which are `shared` wide
     together.
     """
-    columns = 3 if gated else 2
+    columns = 2 + gated
     beside = columns * (used * wide + shared) + used * width
     found = Part(
         "experts",
@@ -261,7 +270,8 @@ def experts(
         routed=Routed(count, used, columns * width * wide),
         said=dict(wide=wide, shared=shared, gated=gated, act=act),
     )
-    again = _norm(width) | {
+    again = {
+        "layernorm": Part("layernorm", kept=width, sums=0),
         "moe_act": Part("moe_act", kept=used * wide, sums=0),
         "moe": replace(found, kept=beside),
     }

@@ -217,5 +217,6 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
 def _recomputed(said: Line) -> Recompute:
     """Of how many layers of each stage the forward runs again, or which modules of all."""
     if said.granularity != "full":
-        return tuple(n for n in MODULES if said.granularity and n in said.modules) or False
+        asked = said.modules if said.granularity and not said.paired else ()
+        return tuple(name for name in MODULES if name in asked) or False
     return [layers if said.method == "uniform" else min(layers, said.again) for layers in said.cut]

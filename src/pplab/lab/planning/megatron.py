@@ -381,7 +381,8 @@ def uncounted(x: Line) -> Iterator[str]:
             f"--moe-layer-freq {x.frequency} is for a lab.Model to say: a Transformer has experts "
             "in every layer"
         )
-    if others := ", ".join(name for name in x.modules if name not in MODULES):
+    others = ", ".join(name for name in x.modules if x.paired or name not in MODULES)
+    if others and x.granularity == "selective":
         yield f"recomputing {others} isn't counted: less is held, and a little more computed"
 
 

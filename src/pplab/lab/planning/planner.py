@@ -131,8 +131,9 @@ def plan(
     Memory is `state` per parameter, `State()` when left out, of which `shard_optimizer` divides the
     optimizer's among the ranks that reduce its gradient (ZeRO-1), and what a layer keeps from
     forward to backward; of a layer that is recomputed, only its input, and without what modules
-    compute again. Logits are in it if `state` has bytes for them; else head and loss go over a
-    sequence in chunks. Every rank also holds what the machine has `reserved`.
+    compute again; a module that no layer has does nothing. Logits are in it if `state` has bytes
+    for them; else head and loss go over a sequence in chunks. Every rank also holds what the
+    machine has `reserved`.
 
     Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't
     divide, for a Schedule of other ranks or microbatches, for pairs of layers that differ, and for

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from operator import gt
 
 from ...errors import unknown
 from ...schedule import Schedule
@@ -18,18 +19,17 @@ Recompute = bool | Sequence[int] | Sequence[str]
 def recomputed_of(
     model: Model, layers: Sequence[int], recompute: Recompute
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """How many layers of each stage run their forward again, and which modules of all."""
+    """How many layers of each stage run their forward again, and which modules of all that have
+    them: the others do nothing, as in Megatron-LM.
+    """
     if isinstance(recompute, bool):
         return tuple(n * recompute for n in layers), ()
     if isinstance(recompute, Sequence) and str in map(type, recompute):
-        # FlashAttention computes its scores again in any case
+        for name in {*recompute} - {*MODULES}:
+            raise unknown("module to recompute", name, MODULES)
         known = {name for kind in model.kinds for part in kind.parts for name in part.again}
-        for name in {*recompute} - known - {"core_attn"}:
-            raise unknown("module to recompute in these layers", name, sorted(known))
-        return (0,) * len(layers), tuple(recompute)
-    if not whole_numbers(recompute, len(layers)) or any(
-        r > n for r, n in zip(recompute, layers, strict=True)
-    ):
+        return (0,) * len(layers), outermost([name for name in recompute if name in known])
+    if not whole_numbers(recompute, len(layers)) or any(map(gt, recompute, layers)):
         raise ValueError(
             "recompute must be True, or say how many of each stage's "
             f"{', '.join(map(str, layers))} layers run their forward again, or name modules, got "
@@ -38,19 +38,29 @@ def recomputed_of(
     return tuple(recompute), ()
 
 
+def outermost(names: Collection[str]) -> tuple[str, ...]:
+    """Each once, and "moe" without what it has in it: the experts' function and shared experts."""
+    inside = ("moe_act", "shared_experts") if "moe" in names else ()
+    return tuple(name for name in dict.fromkeys(names) if name not in inside)
+
+
 def leaner(asked: Asked) -> Iterator[Asked]:
-    """The same with one module that runs again, with two, and so on, the cheap ones first."""
-    known = {name for kind in asked.long.kinds for part in kind.parts for name in part.again}
-    names = tuple(name for name in MODULES if name in known)
-    for count in range(len(names)):
-        yield replace(asked, modules=names[: count + 1])
+    """The same with one module that runs again and frees something, with two, and so on, the cheap
+    ones first.
+    """
+    names: list[str] = []
+    for name in MODULES:
+        if any(kind.again([name]).kept_bytes(1) for kind in asked.long.kinds):
+            names.append(name)
+            yield replace(asked, modules=outermost(names))
 
 
 def fitted(
     asked: Asked, rows: Schedule, parameters: Sequence[float], modules: bool = True
 ) -> Asked | None:
-    """What computes least again of what fits on every rank: nothing, `modules` of every layer, or
-    the fewest whole layers. None where nothing fits. The stages' `parameters` take so many bytes.
+    """What computes least again of what fits on every rank: nothing, the first `leaner` with its
+    `modules`, or the fewest whole layers. None where nothing fits. The stages' `parameters` take so
+    many bytes.
     """
     room = asked.machine.memory - asked.machine.reserved
 

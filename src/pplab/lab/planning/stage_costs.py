@@ -186,8 +186,8 @@ class Asked:
     @cached_property
     def times(self) -> dict[str, LayerTimes]:
         """Of each kind, and of what of it runs again, by their names."""
-        every = (*self.long.kinds, *self.again.values())
-        return {kind.name: self.times_of(kind) for kind in dict.fromkeys(every)}
+        every = {*self.long.kinds, *self.again.values()}
+        return {kind.name: self.times_of(kind) for kind in every}
 
     def forward_s(self, kind: Kind) -> float:
         """How long a forward takes, or what of it runs again."""
@@ -204,10 +204,8 @@ class Asked:
         W.
         """
         machine, layout, learns = self.machine, self.layout, bool(self.state.gradients)
-        factor, launched = (
-            at_degree(machine.backward_at, layout.tp, 0),
-            machine.launching(layout) / 3,
-        )
+        factor = at_degree(machine.backward_at, layout.tp, 0)
+        launched = machine.launching(layout) / 3
 
         def directions(kind: Kind) -> tuple[float, float, float]:
             times = self.times[kind.name]
@@ -220,15 +218,15 @@ class Asked:
                 max(times.computing * scale, launched),
             )
 
-        heads = 1 + len(self.long.predictors)
-        head = heads * self.model.head_flops(self.microbatch)
+        head = (1 + len(self.long.predictors)) * self.model.head_flops(self.microbatch)
         head = machine.computing_s(layout, head, head)
         half = head * machine.head_backward / 2
         forward, inputs, weights = (
             self.per_stage(lambda kind, at=at: directions(kind)[at]) for at in range(3)
         )
-        for own, more in ((forward, head), (inputs, half), (weights, half)):
-            own[-1] += more
+        forward[-1] += head
+        inputs[-1] += half
+        weights[-1] += half
         costs = Costs(
             forward,
             inputs,

@@ -45,16 +45,8 @@ class Transformer(Ends):
     tied: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_layers",
-            "width",
-            "sequence",
-            "bytes_each",
-            "heads",
-            "kv_heads",
-            "mlp_width",
-            "head_width",
-        ):
+        sizes = "num_layers width sequence bytes_each heads kv_heads mlp_width head_width"
+        for name in sizes.split():
             if (value := getattr(self, name)) is not None:
                 positive_int(name, value)
         if self.vocabulary:
@@ -80,7 +72,8 @@ class Transformer(Ends):
         """
         dropout = 0 if self.gated else self.width
         scores = (
-            self.heads
+            self.keeps_scores
+            * self.heads
             * self.sequence
             * (self.bytes_each if self.gated else 2 * self.bytes_each + 1)
         )
@@ -90,8 +83,8 @@ class Transformer(Ends):
             self.heads,
             self.kv_heads or self.heads,
             head_width,
-            scores * self.keeps_scores,
-            masks=dropout,
+            scores,
+            masks=dropout + scores,
         )
         return Kind(
             "layer",
