@@ -61,9 +61,12 @@ class Part:
         """Of a sequence's pairs of tokens, of which the causal mask leaves half, and a window or
         chunks fewer.
         """
-        chunk, seen = self.chunked or sequence, min(self.window or sequence, sequence)
+        chunk = self.chunked or sequence
         whole, rest = divmod(sequence, chunk)
-        pairs = whole * chunk * chunk + rest * rest - (sequence - seen) ** 2
+        pairs = 0
+        for length, times in ((chunk, whole), (rest, 1)):
+            unseen = max(length - (self.window or length), 0)
+            pairs += times * (length**2 - unseen**2)
         return self.pairs * pairs // 2
 
     def flops(self, sequence: int) -> float:
