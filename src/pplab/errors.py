@@ -70,7 +70,7 @@ def expect(kind: type, **given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, kind):
             remedy = _REMEDIES.get(kind.__name__, "")
-            a = "an" if kind.__name__ == "Extra" else "a"
+            a = "an" if kind.__name__[0] in "AEIOU" else "a"
             raise ValueError(f"{name} must be {a} {kind.__name__}, got {shown(value)}{remedy}")
 
 

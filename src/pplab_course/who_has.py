@@ -40,8 +40,7 @@ def who_has(schedule: Schedule) -> tuple[str, str]:
     has, (P, M) = OWNERS.get(schedule.name), (schedule.num_ranks, schedule.num_microbatches)
     if schedule.name == "1F1B" and schedule != build("1F1B", num_ranks=P, num_microbatches=M):
         has = ROWS  # no class has tickets
-    slices = schedule.name in ("Seq1F1B", "TeraPipe")
-    if schedule.copies > 1 or slices or any(map(unknown_to_torch, schedule.rows)):
+    if schedule.copies > 1 or has == AUTHORS or any(map(unknown_to_torch, schedule.rows)):
         # torch knows no two copies, no slices, and of pairs only whole ones
         return has or "nobody", ""
     return has or ROWS, "lost" if "I" in str(schedule.rows) else "kept"

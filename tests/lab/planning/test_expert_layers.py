@@ -136,7 +136,7 @@ def test_experts_on_nodes_of_eight_by_hand():
         assert once_more == pytest.approx(found.costs.forward[0] * 3 / 24)
     with pytest.raises(ValueError, match="3 GPUs .* ranks of cp x dp, and don't divide these 8: change"):
         lab.plan(QWEN, H100, layout, 64, experts=lab.ExpertLayers(126, used=6, gpus=3))
-    with pytest.raises(ValueError, match="experts must be a ExpertLayers, got 8"):
+    with pytest.raises(ValueError, match="experts must be an ExpertLayers, got 8"):
         lab.plan(QWEN, H100, layout, 64, experts=8)
 
 

@@ -105,7 +105,7 @@ def _sharded(
     if not any(found.recomputed) and not found.modules:
         least = fitted(found, found.timeline.schedule, [kept], modules)
         if least is not found:
-            found = planned(recompute=not least or least.modules or least.recomputed)
+            found = planned(recompute=not least or least.recompute)
     if zero == 0:
         gather, reduce = 0.0, 2 * reduce
     elif zero < 3 and not state.optimizer:

@@ -89,6 +89,11 @@ class Asked:
     sends: str  # who waits for them
 
     @property
+    def recompute(self) -> tuple[str, ...] | tuple[int, ...]:
+        """What runs again, as `plan` takes it: modules, or how many layers of each stage."""
+        return self.modules or self.recomputed
+
+    @property
     def boundary(self) -> float:
         """What crosses between two layers, in bytes, of all tensor ranks."""
         return self.model.boundary_bytes(self.microbatch) / self.layout.cp

@@ -254,9 +254,9 @@ def _torchtitan(plan: Plan, main: bool = False) -> str:
     ep = plan.experts.gpus if plan.experts else 1
     zero = 2 if plan.zero == 1 else plan.zero  # its shards are of gradients, too
     runs = plan.modules or tuple(n * again for n in plan.layers)
-    remarks = _remarks(plan, sends=sends, recompute=runs, zero=zero)
+    remarks = _remarks(plan, not plan.modules, sends=sends, recompute=runs, zero=zero)
     if plan.modules:
-        remarks = re.sub("# so a step.*\n", "", remarks) + (
+        remarks += (
             f"# planned with recompute={plan.modules!r}; here it is every second matrix and what "
             "lies between matrices, and no prediction is made of that\n"
         )
@@ -350,12 +350,12 @@ def _own(rows: Schedule, names: Collection[str]) -> bool:
     return rows.name in names and has_rows_of(rows.name, rows)
 
 
-def _remarks(plan: Plan, **here: object) -> str:
-    """What becomes of the plan, where it becomes something else, and what a step is predicted to
+def _remarks(plan: Plan, predicted: bool = True, **here: object) -> str:
+    """What becomes of the plan, where it becomes something else, and what a step is `predicted` to
     take then.
     """
     planned = {
-        "recompute": plan.modules or plan.recomputed,
+        "recompute": plan.recompute,
         "zero": plan.zero,
         # without a pipeline nobody sends
         "sends": plan.sends if plan.layout.pp > 1 else here["sends"],
@@ -367,8 +367,9 @@ def _remarks(plan: Plan, **here: object) -> str:
         f"# planned with {name}={planned[name]!r}; here it is {name}={value!r}\n"
         for name, value in changed.items()
     ]
-    step_s = planned_again(plan, **changed).step_s
-    lines.append(f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}\n")
+    if predicted:
+        step_s = planned_again(plan, **changed).step_s
+        lines.append(f"# so a step is predicted to take {step_s:.4g} s, not {plan.step_s:.4g}\n")
     return "".join(lines)
 
 

@@ -140,7 +140,7 @@ class Task:
             b,
             schedule=rows,
             cut=cut,
-            recompute=not least or least.modules or least.recomputed,
+            recompute=not least or least.recompute,
             state=self.state,
             shard_optimizer=True,
             experts=experts,
@@ -161,7 +161,7 @@ def planned_again(found: Plan, **changes: Any) -> Plan:
         "zero" if whole else "shard_optimizer"
     )
     how = {name: getattr(found, name) for name in names.split()}
-    how["recompute"] = found.modules or found.recomputed
+    how["recompute"] = found.recompute
     if whole:
         return fsdp_plan(**how | changes)
     how |= {"schedule": found.timeline.schedule, "cut": found.layers}
