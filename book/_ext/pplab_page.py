@@ -189,6 +189,24 @@ def as_cards(table: re.Match) -> str:
     return f'<div class="pplab-table pplab-cards" tabindex="0"{table["head"]}{body}'
 
 
+def keep_together(app, doctree: nodes.document) -> None:
+    """Keep a formula and what touches it ("V-th", "P - 1.") on one line: a browser may break lines at a formula."""
+    for formula in [*doctree.findall(nodes.math)]:
+        line, before, after = formula.parent, "", ""
+        at = last = line.index(formula)
+        if at and isinstance(line[at - 1], nodes.Text):
+            at, before = at - 1, line[at - 1].astext()
+        if last + 1 < len(line) and isinstance(line[last + 1], nodes.Text):
+            last, after = last + 1, line[last + 1].astext()
+        begins, ends = re.search(r"\S*$", before).start(), re.match(r"\S*", after).end()
+        word = [nodes.Text(before[begins:]), formula, nodes.Text(after[:ends])]
+        line[at : last + 1] = [
+            nodes.Text(before[:begins]),
+            nodes.inline("", "", *word, classes=["pplab-word"]),
+            nodes.Text(after[ends:]),
+        ]
+
+
 def speak_plainly(app, pagename, templatename, context, doctree) -> None:
     """Remove what a screen reader would say instead of a fold's own words, and roles that are no longer valid."""
     for said in (' aria-label="Toggle hidden content"', ' role="doc-biblioentry"', ' role="list"'):
@@ -206,6 +224,7 @@ def setup(app) -> dict:
     app.connect("config-inited", link_repository)
     app.connect("config-inited", name_logo)
     app.connect("doctree-read", name_cells)
+    app.connect("doctree-read", keep_together)
     app.connect("source-read", link_source, priority=900)  # after pplab_notebooks has written some of it
     app.connect("html-page-context", fit_launch_buttons, priority=800)  # after the theme has made them
     app.connect("html-page-context", describe_page)
