@@ -39,6 +39,13 @@
     for (const icon of document.querySelectorAll("svg.tb-icon")) icon.setAttribute("aria-hidden", "true");
   });
 
+  // A table that is wider than a phone anyway gives its last column room, so that its rows aren't a screen high.
+  window.addEventListener("load", () => {
+    for (const table of document.querySelectorAll(".pst-scrollable-table-container")) {
+      if (table.scrollWidth > table.clientWidth) table.classList.add("pplab-wide");
+    }
+  });
+
   // A link to the glossary shows its definition: to a pointer over it, to the keyboard's focus, and to a first tap.
   document.addEventListener("DOMContentLoaded", () => {
     const given = document.getElementById("pplab-terms");
