@@ -42,13 +42,13 @@ FOLDS = {  # what JupyterLab folds, by the tag with which the page hides it
 }
 
 
-# JupyterLab shows the first line of a folded output, which would be the answer of the guess above it. This comes before
-# it there. The page leaves out what is marked so, and so does the comparison of outputs.
-GUESS = {
-    "output_type": "display_data",
-    "data": {"text/plain": "The answer is folded here: open it when you have guessed."},
-    "metadata": {"pplab": "folded"},
+# JupyterLab shows the first line of a folded output, which would be the answer of the guess above it, or a line of
+# HTML. This comes before it there. The page leaves out what is marked so, and so does the comparison of outputs.
+FIRST = {
+    "answer": "The answer is folded here: open it when you have guessed.",
+    "hide-output": "The output is folded here.",
 }
+FOLDED = {"pplab": "folded"}
 
 
 def main(names: list[str]) -> int:
@@ -134,9 +134,13 @@ def clean(notebook: nbformat.NotebookNode) -> None:
         kept = {"figure": figure, "jupyter": folded, "tags": tags}
         cell.metadata = {name: value for name, value in kept.items() if value}
         if cell.cell_type == "code":
-            made = [each for each in cell.outputs if each.get("metadata") != GUESS["metadata"]]
-            guess = [nbformat.from_dict(GUESS)] * ("answer" in tags)
-            cell.outputs = guess + [each for each in made if each.get("name") != "stderr"]
+            made = [each for each in cell.outputs if each.get("metadata") != FOLDED]
+            first = [
+                nbformat.v4.new_output("display_data", {"text/plain": text}, metadata=FOLDED)
+                for tag, text in FIRST.items()
+                if tag in tags
+            ]
+            cell.outputs = first + [each for each in made if each.get("name") != "stderr"]
 
 
 def show_again(notebook: nbformat.NotebookNode) -> None:

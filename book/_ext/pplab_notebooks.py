@@ -79,7 +79,7 @@ def on_the_page(cell: dict) -> Iterator[dict]:
     text, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
     if "elsewhere" in tags:
         return
-    if "answer" in tags and cell["cell_type"] == "code":  # elsewhere a fold shows its first line: one that doesn't tell
+    if cell["cell_type"] == "code":  # elsewhere a fold shows its first line: one that doesn't tell
         cell = cell | {"outputs": [each for each in cell["outputs"] if each.get("metadata", {}) != {"pplab": "folded"}]}
     if cell["cell_type"] == "markdown":
         cell = cell | {"source": myst(text)}
