@@ -12,13 +12,12 @@ runs a step of sixteen sequences of the running case under each of these schedul
 does. A schedule that fills a GPU stops there. The page shows the end, with everything that was drawn on the way, for
 print and for readers without scripts. `_static/race.js` plays it, on the explorers' clock.
 
-Write `{{ course_in_figures }}` on a page for the numbers of chapters, minutes, schedules and exercises.
+Write `{{ course_in_figures }}` on a page for the numbers of chapters, schedules and exercises.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from html import escape
 from pathlib import Path
@@ -119,7 +118,7 @@ def legend(case: lab.Case) -> str:
     says = [f"{box(fill)}{palette.NAME[kind]}" for kind, fill in palette.FILL.items()]
     says.append(f"{IDLE}paid for, and idle")
     says.append(
-        f"{box(DOWN, 'dot')}activations and {box(UP, 'dot')}gradients on their way, {SLOWER} times as slow as they are"
+        f"{box(DOWN, 'dot')}activations and {box(UP, 'dot')}gradients on the way, {SLOWER} times slower than in reality"
     )
     says.append(f"left: each GPU’s memory, with a line at {case.room_gb:g} GB and a mark at the most so far")
     return "".join(f"<span>{each}</span>" for each in says)
@@ -219,18 +218,14 @@ class Lane:
 
 def course_in_figures(notebooks: Path) -> str:
     """The size of the course, counted in the chapters."""
-    minutes = exercises = 0
+    exercises = 0
     chapters = sorted(notebooks.glob("*.ipynb"))
     for chapter in chapters:
         cells = json.loads(chapter.read_text())["cells"]
-        texts = ["".join(cell["source"]) for cell in cells]
-        said = re.search(r"\*Reading time: (\d+) minutes", texts[0])
-        minutes += int(said[1]) if said else 0
-        exercises += sum(
-            cell["cell_type"] == "code" and bool(ASKS.search(text)) for cell, text in zip(cells, texts, strict=True)
-        )
+        codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        exercises += sum(bool(ASKS.search(code)) for code in codes)
     return (
-        f"{len(chapters)} chapters of {minutes / len(chapters):.0f} minutes · {len(known())} schedules · "
+        f"{len(chapters)} chapters of about half an hour · {len(known())} schedules · "
         f"{exercises} exercises that say whether you are right"
     )
 

@@ -43,8 +43,7 @@ HEAD = (
 SHOW = "Show the answer"
 ANSWER = re.compile(rf'<details class="answer"><summary>{SHOW}</summary>\n\n(.*)\n\n</details>\s*', re.S)
 ANSWERS = """
-**Answer** opens an editor, and **Check** judges what you wrote, here in the page: nothing is sent anywhere. Where that
-isn't offered, the exercise is for the notebook ({doc}`/book/how_to_use`).
+**Answer** opens an editor, and **Check** judges what you wrote, here in the page ({doc}`/book/how_to_use`).
 
 <p class="live-tally"></p>
 """

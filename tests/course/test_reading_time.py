@@ -71,6 +71,7 @@ def test_a_chapters_head_tells_reading_and_doing_apart(path):
 def test_the_course_is_read_in_seven_hours():
     total = sum(map(minutes, CHAPTERS))
     assert total <= 430, f"{total:.0f} minutes: let what is new take the place of something, or give it a page"
+    assert 25 < total / len(CHAPTERS) < 35, "the first page says that a chapter takes about half an hour"
     assert len(CHAPTERS) == 14, f"{len(CHAPTERS)} chapters: say so here, and what the course takes now"
 
 
