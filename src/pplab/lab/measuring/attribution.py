@@ -16,11 +16,11 @@ mean would.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from ...actions import COMPUTE, Action, B, F, I, Kind, Overlap, W
+from ...actions import COMPUTE, Action, B, F, I, Kind, Overlap, W, parts
 from ...costs import Costs, Link
 from ...errors import expect
 from ...palette import NAME
@@ -94,13 +94,11 @@ def where(timeline: Timeline) -> Where:
     expect(Timeline, timeline=timeline)
     schedule = timeline.schedule
     step_time = max([timeline.makespan, *(span.end for span in timeline.others)])
-    on_mean, on_stages, with_links, with_overhead = _machines(timeline)
-    replays = [
-        simulate(schedule, costs) for costs in (on_mean, on_stages, with_links, with_overhead)
-    ]
+    machines = _machines(timeline)
+    replays = [simulate(schedule, costs) for costs in machines]
     levels = [replay.idle for replay in replays[:3]]
-    work = replays[1].busy  # lateness is no work
-    levels.append([replays[3].makespan - busy for busy in work])
+    # lateness is no work
+    levels.append([replays[3].makespan - busy for busy in replays[1].busy])
     by_rank = []
     others: dict[int, list[Span]] = defaultdict(list)  # of every rank: its work beside the schedule
     for span in timeline.others:
@@ -109,9 +107,9 @@ def where(timeline: Timeline) -> Where:
     for rank in range(schedule.num_ranks):
         did = _did(timeline.spans_of(rank), others[rank])
         idle = [*(level[rank] for level in levels), step_time - total(did.values())]
-        added = [idle[0], *(after - before for before, after in pairwise(idle))]
+        added = [after - before for before, after in pairwise([0, *idle])]
         by_rank.append({**did, **dict(zip(IDLE_PARTS, added, strict=True))})
-    return Where(timeline, step_time, tuple(by_rank), with_links.links)
+    return Where(timeline, step_time, tuple(by_rank), machines[-1].links)
 
 
 def calibrate(timeline: Timeline) -> Costs:
@@ -153,54 +151,47 @@ def calibrating(schedule: Schedule) -> Schedule:
     return replace(schedule, rows=[merged(row) for row in schedule.rows])
 
 
-def _machines(timeline: Timeline) -> tuple[Costs, Costs, Costs, Costs]:
+def _machines(timeline: Timeline) -> tuple[Costs, ...]:
     """The durations in the four replays (see the module's text)."""
-    schedule = timeline.schedule
-    durations: dict[object, list[float]] = defaultdict(list)
-    for span in timeline.spans:
-        lasted = span.end - span.start
-        if isinstance(span.action, Overlap):
-            durations[tuple(sorted(half.kind for half in span.action))].append(lasted)
-            durations[tuple(sorted(f"{half.stage}{half.kind}" for half in span.action))].append(
-                lasted
-            )
-        else:
-            durations[span.action.kind].append(lasted)
-            durations[span.action.kind, span.action.stage].append(lasted)
-    mean = {key: total(found) / len(found) for key, found in durations.items()}
-    overlaps = {
-        key: value
-        for key, value in mean.items()
-        if isinstance(key, tuple) and isinstance(key[1], str)
-    }
-    of_kinds = {pair: value for pair, value in overlaps.items() if pair[0] in COMPUTE}
-
-    def of(kind: Kind, stage: int) -> float:
-        return mean.get((kind, stage), mean.get(kind, 0))
-
-    def costs(value: Callable[[Kind, int], float]) -> Costs:
-        stages = range(schedule.num_stages)
-        forward, whole, inputs, weights = (
-            [value(kind, s) for s in stages] for kind in (F, B, I, W)
-        )
-        if I not in mean:
-            return Costs(forward, whole, 0, overlap=of_kinds, unit=timeline.unit)
-        if B not in mean:
-            whole = [i + w for i, w in zip(inputs, weights, strict=True)]
-        return Costs(forward, inputs, weights, backward=whole, overlap=of_kinds, unit=timeline.unit)
-
+    schedule, mean = timeline.schedule, _means(timeline)
+    of_kinds = {halves: lasts for halves, lasts in mean.items() if halves[0] in COMPUTE}
+    on_stages = _costs(timeline, mean)
     found, lateness = observe(timeline)
     links = {pair: link_of(messages) for pair, messages in found.items()}
+    with_links = replace(on_stages, links=links)
     holders = [place if isinstance(place, tuple) else (place,) for place in schedule.placement]
     late = [total(lateness[rank] for rank in ranks) / len(ranks) for ranks in holders]
-    on_stages = replace(costs(of), overlap=overlaps)
-    with_links = replace(on_stages, links=links)
-    return (
-        costs(lambda kind, _: mean.get(kind, 0)),
-        on_stages,
-        with_links,
-        replace(with_links, overhead=late),
-    )
+    return _costs(timeline, of_kinds), on_stages, with_links, replace(with_links, overhead=late)
+
+
+def _means(timeline: Timeline) -> dict[tuple[str, ...], float]:
+    """The mean duration of every action by its kind, such as ("F",), and by its kind on its stage,
+    such as ("0F",). An overlap has both of its halves, sorted: ("B", "F") and ("0F", "1B").
+    """
+    durations: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for span in timeline.spans:
+        halves = parts(span.action)
+        kinds = sorted(half.kind for half in halves)
+        on_stages = sorted(f"{half.stage}{half.kind}" for half in halves)
+        for key in (kinds, on_stages):
+            durations[tuple(key)].append(span.end - span.start)
+    return {key: total(found) / len(found) for key, found in durations.items()}
+
+
+def _costs(timeline: Timeline, mean: Mapping[tuple[str, ...], float]) -> Costs:
+    """What every kind takes on every stage: its mean there, or else its mean over all stages."""
+
+    def on_stages(kind: Kind) -> list[float]:
+        usual, stages = mean.get((kind,), 0), range(timeline.schedule.num_stages)
+        return [mean.get((f"{stage}{kind}",), usual) for stage in stages]
+
+    forward, whole, inputs, weights = map(on_stages, (F, B, I, W))
+    overlap = {halves: lasts for halves, lasts in mean.items() if len(halves) > 1}
+    if (I,) not in mean:
+        return Costs(forward, whole, 0, overlap=overlap, unit=timeline.unit)
+    if (B,) not in mean:
+        whole = [i + w for i, w in zip(inputs, weights, strict=True)]
+    return Costs(forward, inputs, weights, backward=whole, overlap=overlap, unit=timeline.unit)
 
 
 def _did(spans: Sequence[Span], others: Sequence[Span]) -> dict[str, float]:
