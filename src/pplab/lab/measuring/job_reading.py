@@ -6,14 +6,18 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, pairwise
 from math import inf
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
+from typing import NamedTuple
 
-from ...actions import Action, F, parts
+from ...actions import Action, Item, parts
+from ...deps import incoming, other_end
 from ...schedule import Schedule
+from ...timeline import Timeline
 from .job import ACTION, ASK, OTHER, SEND, SUM, Event, Message, TracedJob
 from .trace_file import RECORD, Post, Trace
 from .traces import Step, clocks_ahead, cut, pipelines_of, timeline_of, traces_in, whole_steps
@@ -27,20 +31,17 @@ _EXACT_MS = 0.02  # by which spans of one rank may overlap
 
 @dataclass(eq=False)
 class _Sent:
-    """A message that the schedule has, with the events and the actions at its two ends."""
+    """A message that the schedule has, with the events at its two ends, the action that uses it,
+    and its receive.
+    """
 
     step: int
     maker: Event
     user: Event
-    made: Action
     used: Action
+    receive: Action
     sent: Post | None = None  # when it was handed over, if the trace says so
     asked: Post | None = None
-
-    def row(self, target: bool) -> str:
-        """The name that torch's rows give its receive, or its send."""
-        action, way = (self.used, "RECV") if target else (self.made, "SEND")
-        return f"{action.stage}{way}_{'F' if action.kind == F else 'B'}{action.microbatch}"
 
 
 @dataclass
@@ -49,26 +50,39 @@ class _Rank:
 
     rank: int
     traces: list[Trace]
-    shift: float  # from a trace's clock to the job's
+    ahead: float = 0.0  # its host's clock, of that of its pipeline's first rank
+    shift: float = 0.0  # from a trace's clock to the job's
     # in which torch's interpreter sends and asks; empty where something else ran it
-    order: Mapping[str, int]
+    order: Mapping[Item, int] = field(default_factory=dict)
     row: list[Event] = field(default_factory=list)
     steps: list[tuple[float, float]] = field(default_factory=list)  # its first start and last end
-    files: list[int] = field(default_factory=list)  # which trace each step is in
+    files: list[int] = field(default_factory=list)  # which trace each step is in, from 1 on
     # what it may have waited for
     done: list[tuple[float, Message, Event | None]] = field(default_factory=list)
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        actions = chain(*(parts(did.item) for trace in self.traces for did in trace.dids))
+        return tuple(sorted({action.stage for action in actions}))
 
     def posts(self, what: str) -> list[Post]:
         found = chain(*(getattr(trace, what) for trace in self.traces))
         return sorted(Post(post.start - self.shift, post.end - self.shift) for post in found)
 
-    def add(self, kind: str, name: str, span: Post, step: int) -> Event:
-        self.row.append(Event(self.rank, kind, name, *span, step))
+    def add(self, kind: str, name: str, start: float, end: float, step: int) -> Event:
+        self.row.append(Event(self.rank, kind, name, start, end, step))
         return self.row[-1]
 
     def step_at(self, time: float) -> int:
         """The step that a time is in, or the next step after it."""
         return min(bisect_right(self.steps, time, key=itemgetter(1)), len(self.steps) - 1)
+
+
+class _Pipeline(NamedTuple):
+    """A pipeline's ranks, in order, and the steps that are whole on all of them."""
+
+    members: list[_Rank]
+    steps: list[tuple[Schedule, list[Step]]]
 
 
 def read_traces(*places: str | Path) -> TracedJob:
@@ -88,57 +102,31 @@ def read_traces(*places: str | Path) -> TracedJob:
     """
     traces = sorted(traces_in(places), key=lambda trace: trace.dids[0].start)
     notes = sorted({note for trace in traces for note in trace.notes})
-    steps: dict[int, list[Step]] = defaultdict(list)
-    for trace in traces:
-        steps[trace.rank] += cut(trace.dids)
-    items = {rank: {str(did.item) for did in chain(*steps[rank])} for rank in sorted(steps)}
-    pipelines = pipelines_of(items, traces)
-    if alone := [str(rank) for rank in items if rank not in chain(*pipelines)]:
-        raise ValueError(
-            f"ranks {', '.join(alone)} are in no whole pipeline: give the traces of all ranks. "
-            f"{RECORD}"
-        )
-    matched = []
-    for ranks in pipelines:
-        found, why = whole_steps([steps[rank] for rank in ranks])
-        if not found:
-            raise ValueError(
-                f"ranks {ranks} have no step with all forwards and backwards: {why}. {RECORD}"
-            )
-        if left := max(len(steps[rank]) for rank in ranks) - len(found):
-            notes.append(
-                f"steps left out that aren't whole on every rank, or have forwards alone: {left}"
-            )
-        matched.append(found)
-    members, ahead = _ranks(traces, pipelines, matched, notes)
-    measured = [
-        tuple(timeline_of(*step, [ahead[rank] for rank in ranks]) for step in found)
-        for ranks, found in zip(pipelines, matched, strict=True)
-    ]
-    slowest = max(measured, key=lambda steps: fmean(step.makespan for step in steps))
-    if len(measured) > 1:
-        ranks = ", ".join(map(str, pipelines[measured.index(slowest)]))
-        notes.append(
-            f"single steps are those of the slowest of {len(measured)} pipelines, of ranks {ranks}"
-        )
-    count = min(map(len, matched))
-    sent = []
-    for ranks, found in zip(pipelines, matched, strict=True):
-        for schedule, step in found[-count:]:
-            sent += _actions([members[rank] for rank in ranks], schedule, step)
-    messages = _messages(members, sent)
-    stages = {
-        rank: tuple(
-            sorted({action.stage for did in chain(*steps[rank]) for action in parts(did.item)})
-        )
-        for rank in members
+    members = {
+        rank: _Rank(rank, [trace for trace in traces if trace.rank == rank])
+        for rank in sorted({trace.rank for trace in traces})
     }
-    messages += _sums(members, stages)
+    pipelines = _pipelines(members, traces, notes)
+    _tie_clocks(pipelines, traces, notes)
+    timelines = _slowest(pipelines, notes)
+    if any(trace.by_rows for trace in traces):
+        for pipeline in pipelines:
+            _set_torchs_order(pipeline)
+
+    # Every rank's events, from the last steps that all pipelines have, and what they waited for.
+    count = min(len(pipeline.steps) for pipeline in pipelines)
+    sent = []
+    for pipeline in pipelines:
+        for schedule, step in pipeline.steps[-count:]:
+            sent += _actions(pipeline.members, schedule, step)
+    messages = _messages(members, sent) + _sums([*members.values()])
     for member in members.values():
         _others(member)
         _link(member)
     _bound(members, messages)
-    files = next(iter(members.values())).files
+
+    # A step and the next one are an iteration if one file has both.
+    files = members[min(members)].files
     iterations = tuple((a, b) for a, b in pairwise(range(count)) if files[a] == files[b])
     if not iterations:
         notes.append(
@@ -149,66 +137,100 @@ def read_traces(*places: str | Path) -> TracedJob:
             "without lab.watch_torch an action's time is from its first operator to its last, so "
             "pauses, links and late ranks can't be told apart"
         )
-    rows = {rank: member.row for rank, member in members.items()}
     return TracedJob(
-        tuple(map(tuple, pipelines)),
-        stages,
-        rows,
+        tuple(tuple(member.rank for member in pipeline.members) for pipeline in pipelines),
+        {rank: member.stages for rank, member in members.items()},
+        {rank: member.row for rank, member in members.items()},
         messages,
-        slowest,
+        timelines,
         iterations,
         watched,
         tuple(notes),
     )
 
 
-def _ranks(
-    traces: Sequence[Trace],
-    pipelines: Sequence[Sequence[int]],
-    matched: Sequence[Sequence[tuple[Schedule, list[Step]]]],
-    notes: list[str],
-) -> tuple[dict[int, _Rank], dict[int, float]]:
-    """Every rank, with its order of messages if torch's interpreter ran it, and how far its clock
-    is ahead.
+def _pipelines(
+    members: Mapping[int, _Rank], traces: Sequence[Trace], notes: list[str]
+) -> list[_Pipeline]:
+    """The job's pipelines, each with its whole steps. Raises ValueError for ranks that are in no
+    pipeline, and for a pipeline without a whole step.
     """
-    ahead, order = {}, {}
-    for ranks, found in zip(pipelines, matched, strict=True):
-        hosts = [next(trace.host for trace in traces if trace.rank == rank) for rank in ranks]
-        ahead.update(zip(ranks, clocks_ahead(found, hosts, notes), strict=True))
-        rows = (
-            _torchs_order(found[0][0])
-            if any(trace.by_rows for trace in traces)
-            else [{}] * len(ranks)
+    cuts: dict[int, list[Step]] = defaultdict(list)
+    for trace in traces:
+        cuts[trace.rank] += cut(trace.dids)
+    items = {rank: {str(did.item) for did in chain(*cuts[rank])} for rank in members}
+    grouped = pipelines_of(items, traces)
+    if alone := [str(rank) for rank in items if rank not in chain(*grouped)]:
+        raise ValueError(
+            f"ranks {', '.join(alone)} are in no whole pipeline: give the traces of all ranks. "
+            f"{RECORD}"
         )
-        order.update(zip(ranks, rows, strict=True))
+    found = []
+    for ranks in grouped:
+        steps, why = whole_steps([cuts[rank] for rank in ranks])
+        if not steps:
+            raise ValueError(
+                f"ranks {ranks} have no step with all forwards and backwards: {why}. {RECORD}"
+            )
+        if left := max(len(cuts[rank]) for rank in ranks) - len(steps):
+            notes.append(
+                f"steps left out that aren't whole on every rank, or have forwards alone: {left}"
+            )
+        found.append(_Pipeline([members[rank] for rank in ranks], steps))
+    return found
+
+
+def _tie_clocks(pipelines: Sequence[_Pipeline], traces: Sequence[Trace], notes: list[str]) -> None:
+    """Set how far each rank's clock is ahead, and its shift to the job's clock, which begins with
+    the first whole step.
+    """
+    for members, steps in pipelines:
+        hosts = [member.traces[0].host for member in members]
+        for member, ahead in zip(members, clocks_ahead(steps, hosts, notes), strict=True):
+            member.ahead = ahead
     if len(pipelines) > 1 and len({trace.host for trace in traces}) > 1:
         notes.append(
             "clocks are tied within each pipeline alone, so waits for replicas on other hosts may "
             "be wrong"
         )
     zero = min(
-        row[0].start - ahead[rank]
-        for ranks, found in zip(pipelines, matched, strict=True)
-        for rank, row in zip(ranks, found[0][1], strict=True)
+        row[0].start - member.ahead
+        for members, steps in pipelines
+        for member, row in zip(members, steps[0][1], strict=True)
     )
-    members = {
-        rank: _Rank(
-            rank, [trace for trace in traces if trace.rank == rank], zero + ahead[rank], order[rank]
+    for pipeline in pipelines:
+        for member in pipeline.members:
+            member.shift = zero + member.ahead
+
+
+def _slowest(pipelines: Sequence[_Pipeline], notes: list[str]) -> tuple[Timeline, ...]:
+    """The steps of the pipeline whose steps take longest."""
+    measured = [
+        tuple(timeline_of(*step, [member.ahead for member in members]) for step in steps)
+        for members, steps in pipelines
+    ]
+    slowest = max(measured, key=lambda steps: fmean(step.makespan for step in steps))
+    if len(measured) > 1:
+        members = pipelines[measured.index(slowest)].members
+        ranks = ", ".join(str(member.rank) for member in members)
+        notes.append(
+            f"single steps are those of the slowest of {len(measured)} pipelines, of ranks {ranks}"
         )
-        for rank in sorted(ahead)
-    }
-    return members, ahead
+    return slowest
 
 
-def _torchs_order(schedule: Schedule) -> list[dict[str, int]]:
-    """The place of each send and receive in a rank's row, as torch's interpreter puts them."""
+def _set_torchs_order(pipeline: _Pipeline) -> None:
+    """Set the places of each rank's sends and receives in its row, as torch's interpreter puts
+    them.
+    """
     from ..against_torch import lower_by_torch
 
     try:
-        rows = lower_by_torch(schedule)
+        rows = lower_by_torch(pipeline.steps[0][0])
     except (ImportError, ValueError):  # no torch here, or rows that it didn't make
-        return [{} for _ in schedule.rows]
-    return [{str(action): place for place, action in enumerate(row)} for row in rows]
+        return
+    for member, row in zip(pipeline.members, rows, strict=True):
+        member.order = {action: place for place, action in enumerate(row)}
 
 
 def _actions(members: Sequence[_Rank], schedule: Schedule, step: Sequence[Step]) -> list[_Sent]:
@@ -217,19 +239,21 @@ def _actions(members: Sequence[_Rank], schedule: Schedule, step: Sequence[Step])
     for member, row in zip(members, step, strict=True):
         number = len(member.steps)
         for did in row:
-            span = Post(did.start - member.shift, did.end - member.shift)
-            made.append(member.add(ACTION, str(did.item), span, number))
+            start, end = did.start - member.shift, did.end - member.shift
+            made.append(member.add(ACTION, str(did.item), start, end, number))
         member.steps.append((made[-len(row)].start, made[-1].end))
-        traces = enumerate(member.traces)
         member.files.append(
-            max((n for n, trace in traces if trace.dids[0].start <= row[0].start), default=0)
+            bisect_right(member.traces, row[0].start, key=lambda trace: trace.dids[0].start)
         )
     graph, sent = schedule.graph, []
     for i, user in enumerate(made):
         for used, maker in graph.awaited(i):
             source = made[graph.id_of(maker)]
             if source.rank != user.rank:
-                sent.append(_Sent(user.step, source, user, graph.action(maker), graph.action(used)))
+                action = graph.action(used)
+                receive = incoming(action, schedule.num_stages)
+                assert receive  # no other thing is awaited from another rank
+                sent.append(_Sent(user.step, source, user, action, receive))
     return sent
 
 
@@ -245,41 +269,37 @@ def _messages(members: Mapping[int, _Rank], sent: Sequence[_Sent]) -> list[Messa
         for step, (start, end) in enumerate(member.steps):
             before = member.steps[step - 1][1] if step else -inf
             after = member.steps[step + 1][0] if step + 1 < len(member.steps) else inf
-            incoming, outgoing = to[rank, step], by[rank, step]
+            coming, going = to[rank, step], by[rank, step]
             asked = asks[bisect_left(asks, (before,)) : bisect_left(asks, (end,))]
             handed = sends[bisect_left(sends, (start,)) : bisect_left(sends, (after,))]
             if on_gpu:
-                _join_kernels(sorted({*asked, *handed}), incoming, outgoing)
+                _join_kernels(sorted({*asked, *handed}), coming, going)
                 continue
             order = member.order
-            incoming.sort(
-                key=lambda each: order.get(each.row(True), 0) if order else each.user.start
+            coming.sort(key=lambda each: order.get(each.receive, 0) if order else each.user.start)
+            going.sort(
+                key=lambda each: order.get(other_end(each.receive), 0) if order else each.maker.end
             )
-            outgoing.sort(
-                key=lambda each: order.get(each.row(False), 0) if order else each.maker.end
-            )
-            posted = asked[-len(incoming) :]
-            if len(posted) == len(incoming):
-                for each, post in zip(incoming, posted, strict=True):
+            posted = asked[-len(coming) :]
+            if len(posted) == len(coming):
+                for each, post in zip(coming, posted, strict=True):
                     each.asked = post if post.start <= each.user.start >= post.end - 1 else None
-            posted = handed[: len(outgoing)]
-            if len(posted) == len(outgoing):
-                for each, post in zip(outgoing, posted, strict=True):
+            posted = handed[: len(going)]
+            if len(posted) == len(going):
+                for each, post in zip(going, posted, strict=True):
                     each.sent = post
     return [_message(members[each.maker.rank], members[each.user.rank], each) for each in sent]
 
 
-def _join_kernels(
-    kernels: Sequence[Post], incoming: Sequence[_Sent], outgoing: Sequence[_Sent]
-) -> None:
+def _join_kernels(kernels: Sequence[Post], coming: Sequence[_Sent], going: Sequence[_Sent]) -> None:
     """Join kernels that send and receive at once: the first one after an action sends, and the last
     one before an action receives.
     """
-    for each in outgoing:
+    for each in going:
         each.sent = next(
             (post for post in kernels if post.start >= each.maker.end - _CLOSE_MS), None
         )
-    for each in incoming:
+    for each in coming:
         each.asked = next(
             (post for post in reversed(kernels) if post.end <= each.user.start + _CLOSE_MS), None
         )
@@ -289,15 +309,11 @@ def _message(source: _Rank, target: _Rank, each: _Sent) -> Message:
     posts, there = [each.maker], each.user.start
     if each.sent:
         posts = [
-            source.add(
-                SEND, f"send to {each.used}", Post(each.sent.start, each.sent.start), each.step
-            )
+            source.add(SEND, f"send to {each.used}", each.sent.start, each.sent.start, each.step)
         ]
     if each.asked:
         posts.append(
-            target.add(
-                ASK, f"ask for {each.used}", Post(each.asked.start, each.asked.start), each.step
-            )
+            target.add(ASK, f"ask for {each.used}", each.asked.start, each.asked.start, each.step)
         )
         there = each.asked.end
     message = Message((source.rank, target.rank), posts, there)
@@ -314,26 +330,24 @@ def _message(source: _Rank, target: _Rank, each: _Sent) -> Message:
     return message
 
 
-def _sums(members: Mapping[int, _Rank], stages: Mapping[int, tuple[int, ...]]) -> list[Message]:
+def _sums(members: Sequence[_Rank]) -> list[Message]:
     """Add the sums over the ranks of the same stages. No rank has a sum before all have posted
     their part.
     """
     found = []
-    for place in sorted({*stages.values()}):
-        ranks = [rank for rank in members if stages[rank] == place]
-        sums = [members[rank].posts("summed") for rank in ranks]
-        if len(ranks) == 1 or len({*map(len, sums)}) > 1:
+    for stages in sorted({member.stages for member in members}):
+        replicas = [member for member in members if member.stages == stages]
+        sums = [member.posts("summed") for member in replicas]
+        if len(replicas) == 1 or len({*map(len, sums)}) > 1:
             continue
         for handed in zip(*sums, strict=True):
             posts = []
-            for rank, post in zip(ranks, handed, strict=True):
-                step = members[rank].step_at(post.start)
-                posts.append(
-                    members[rank].add(SUM, "sum over replicas", Post(post.start, post.start), step)
-                )
+            for member, (start, _) in zip(replicas, handed, strict=True):
+                step = member.step_at(start)
+                posts.append(member.add(SUM, "sum over replicas", start, start, step))
             found.append(Message(None, posts, max(post.end for post in handed)))
-            for rank, post in zip(ranks, handed, strict=True):
-                members[rank].done.append((post.end, found[-1], None))
+            for member, post in zip(replicas, handed, strict=True):
+                member.done.append((post.end, found[-1], None))
     return found
 
 
@@ -342,8 +356,7 @@ def _others(member: _Rank) -> None:
     neighbouring operators as one.
     """
     last: Event | None = None
-    everything = chain(*(trace.others for trace in member.traces))
-    for name, post in everything:
+    for name, post in chain(*(trace.others for trace in member.traces)):
         start, end = post.start - member.shift, post.end - member.shift
         step = member.step_at(start)
         before = member.steps[step - 1][1] if step else inf
@@ -354,7 +367,7 @@ def _others(member: _Rank) -> None:
         if last and "::" in last.name and "::" in name and start <= last.end + _TOGETHER_MS:
             last.end = end
         else:
-            last = member.add(OTHER, name, Post(start, end), step)
+            last = member.add(OTHER, name, start, end, step)
 
 
 def _link(member: _Rank) -> None:
@@ -409,9 +422,10 @@ def _bound(members: Mapping[int, _Rank], messages: Sequence[Message]) -> None:
                     event.kind == ACTION
                     and event.before
                     and message.there - event.before.end < _SEEN_MS
+                    and message.transit > 1
+                    and message.pair
                 ):
-                    if message.transit > 1 and message.pair:
-                        looked.add(message)
+                    looked.add(message)
     known = defaultdict(list)
     for message in messages:
         if message.pair and message not in looked:
