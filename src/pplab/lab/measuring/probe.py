@@ -13,11 +13,10 @@ import torch
 import torch.distributed as dist
 
 from ...costs import Link
-from ...runtime import RankContext
+from ...runtime import RankContext, cuda
 
 if TYPE_CHECKING:
     from ...runtime import Pool
-from ...runtime import cuda
 
 
 def message_times(

@@ -184,18 +184,14 @@ def _slow(seen: Seen) -> Iterator[Suspect]:
             if len(ranks) == 1:
                 what = (
                     f"{seen.named(ranks[0])} computes {ratio:.2f} times as long as the other "
-                    "ranks: "
-                )
-                what += (
-                    "its stage has more work or its GPU is slow, which one replica alone doesn't "
-                    "tell apart"
+                    "ranks: its stage has more work or its GPU is slow, which one replica alone "
+                    "doesn't tell apart"
                 )
             else:
                 what = (
                     f"{stages} computes {ratio:.2f} times as long as the other stages, in every "
-                    "replica "
+                    f"replica ({numbered('rank', ranks)}), so it has more work"
                 )
-                what += f"({numbered('rank', ranks)}), so it has more work"
             yield Suspect("slow stage", tuple(ranks), what, _shortened(seen, ranks, ratios))
 
 

@@ -539,39 +539,30 @@ OUTPUT = (
     ),
     flag("--perfetto", "write a trace to FILE, which ui.perfetto.dev shows", metavar="FILE"),
 )
+_time = partial(flag, type=_times, default=0, metavar="T")
 _COSTS = (
-    flag("--forward", "time of a forward", type=_times, default=1, metavar="T"),
-    flag(
+    _time("--forward", "time of a forward", default=1),
+    _time(
         "--backward-input",
         "time of the first half of a backward, which computes the gradient of a stage's input",
-        type=_times,
         default=1,
-        metavar="T",
     ),
-    flag(
+    _time(
         "--backward-weight",
         "time of the second half of a backward, which computes the gradients of the weights",
-        type=_times,
         default=1,
-        metavar="T",
     ),
-    flag(
+    _time(
         "--recompute",
         "time to compute a forward again before each backward (default: 0, nothing is computed "
         "again)",
-        type=_times,
-        default=0,
-        metavar="T",
     ),
-    flag(
+    _time(
         "--overhead",
         "time that every action takes in addition. It isn't divided among a rank's stages "
         "(default: 0)",
-        type=_times,
-        default=0,
-        metavar="T",
     ),
-    flag(
+    _time(
         "--overlap",
         "time of two actions that run as a pair, for schedules that have pairs, such as DualPipe: "
         '"sum" (nothing is hidden, the default), "max" (the shorter one is hidden), or a number, '
@@ -579,14 +570,11 @@ _COSTS = (
         "all layers of a rank",
         type=_overlap,
         default="sum",
-        metavar="T",
     ),
-    flag(
+    _time(
         "--latency",
         "time that a message takes to the next rank, whatever its size (default: 0)",
         type=float,
-        default=0,
-        metavar="T",
     ),
     flag(
         "--bandwidth",
