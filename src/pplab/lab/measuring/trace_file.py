@@ -26,9 +26,9 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -64,6 +64,9 @@ _TRANSPORT = (
     ("c10d::send", "gloo:send"),
     ("c10d::allreduce", "gloo:all_reduce"),
 )
+
+_Spans = Mapping[str, Sequence[dict]]  # by their category
+_Named = tuple[float, float, str, str]  # start, end, who named it, and the actions' text
 
 
 class Did(NamedTuple):
@@ -117,29 +120,11 @@ def read_trace(path: Path) -> Trace:
         str(path),
         "a Chrome trace of torch.profiler, .json or .json.gz, of a rank of torch.distributed",
     ):
-        with gzip.open(path) if head.startswith(b"\x1f\x8b") else path.open("rb") as file:
-            raw = bytearray()
-            while piece := file.read(2**24):  # a browser's Python has no room for all at once
-                raw += piece
-                if len(raw) > _MOST_BYTES:
-                    raise ValueError(
-                        f"more than {_MOST_BYTES >> 20:,} MiB: record fewer steps, without shapes "
-                        "and stacks"
-                    )
-        data = json.loads(raw)
+        data = _unpacked(path, head.startswith(b"\x1f\x8b"))
         info = data["distributedInfo"]
         rank = int(info["rank"])
         groups = [tuple(map(int, group.get("ranks", ()))) for group in info.get("pg_config", ())]
-        base = data.get("baseTimeNanoseconds", 0) / 1e6
-        by: dict[str, list[dict]] = defaultdict(list)  # spans by their category
-        for event in data["traceEvents"]:
-            if event.get("ph") == "X":
-                start, lasts = base + event["ts"] / 1e3, event.get("dur", 0) / 1e3
-                if not (abs(start) < _MOST_MS and 0 <= lasts < _MOST_MS):
-                    raise ValueError(f"{event['name']} at ts {event['ts']} lasts {lasts:g} ms")
-                event["start"], event["end"] = start, start + lasts
-                by[event.get("cat", "")].append(event)
-        by["torch's own"] = [event for event in by["cpu_op"] if event["name"].startswith(_OWN)]
+        by = _spans(data)
         dids, notes = _dids(by, rank)
     if not dids:
         raise ValueError(
@@ -147,47 +132,70 @@ def read_trace(path: Path) -> Trace:
             "torch's Schedule1F1B and Megatron-LM's schedules name none by themselves. "
             f"{RECORD}"
         )
-    if info.get("backend") == "nccl" and not by["kernel"]:
+    on_gpu = bool(by["kernel"])
+    if info.get("backend") == "nccl" and not on_gpu:
         raise ValueError(
             f"{name} is of a run on GPUs, and has no kernel: record ProfilerActivity.CUDA, too. "
             f"{RECORD}"
         )
-    on_gpu = bool(by["kernel"])
-    posts = (
-        [_kernel_posts(by["kernel"])] * 2 + [[]]
-        if on_gpu
-        else [_posts(by, *each) for each in _TRANSPORT]
-    )
-    asked, sent, summed = posts
+    if on_gpu:
+        # Each runs from when its rank is ready for the message until it is done on both.
+        asked = sent = sorted(
+            Post(event["start"], event["end"])
+            for event in by["kernel"]
+            if "sendrecv" in event["name"].lower()
+        )
+        summed, others = [], []
+    else:
+        asked, sent, summed = (_posts(by, *each) for each in _TRANSPORT)
+        others = _others(by, dids)
     names = [event["name"] for event in by["user_annotation"]]
     watched, by_rows = (any(each.startswith(mark) for each in names) for mark in ("pplab:", "PP:"))
     host = printable(str(data.get("host_name", "")))
-    others = [] if on_gpu else _others(by, dids)
     return Trace(
         rank, host, groups, dids, notes, asked, sent, summed, others, watched, by_rows, on_gpu
     )
 
 
-def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[str]]:
+def _unpacked(path: Path, zipped: bool) -> dict:
+    """A file's JSON. Raises ValueError for a file that unpacks to too much."""
+    raw = bytearray()
+    with gzip.open(path) if zipped else path.open("rb") as file:
+        while piece := file.read(2**24):  # a browser's Python has no room for all at once
+            raw += piece
+            if len(raw) > _MOST_BYTES:
+                raise ValueError(
+                    f"more than {_MOST_BYTES >> 20:,} MiB: record fewer steps, without shapes "
+                    "and stacks"
+                )
+    return json.loads(raw)
+
+
+def _spans(data: Mapping) -> dict[str, list[dict]]:
+    """A trace's spans by their category, each with its `start` and `end` in ms since 1970. Raises
+    ValueError for times that can't be.
+    """
+    base = data.get("baseTimeNanoseconds", 0) / 1e6
+    by: dict[str, list[dict]] = defaultdict(list)
+    for event in data["traceEvents"]:
+        if event.get("ph") == "X":
+            start, lasts = base + event["ts"] / 1e3, event.get("dur", 0) / 1e3
+            if not (abs(start) < _MOST_MS and 0 <= lasts < _MOST_MS):
+                raise ValueError(f"{event['name']} at ts {event['ts']} lasts {lasts:g} ms")
+            event["start"], event["end"] = start, start + lasts
+            by[event.get("cat", "")].append(event)
+    by["torch's own"] = [event for event in by["cpu_op"] if event["name"].startswith(_OWN)]
+    return by
+
+
+def _dids(by: _Spans, rank: int) -> tuple[list[Did], list[str]]:
     """What a rank did, in order, and notes. A name that directly follows itself, as a loss's
     follows its forward's, is one action.
     """
-    spans = []
-    for event in by["user_annotation"]:
-        name = event["name"]
-        if name.startswith(("Forward", "Backward")):
-            name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", name)
-        if match := _NAME.fullmatch(name):
-            spans.append((event["start"], event["end"], match[1], match[2]))
-    spans.sort()
-    alone = any(mark == "pplab" for _, _, mark, _ in spans)  # then other names are around these
-    backwards = sorted(
-        event["start"]
-        for event in by["torch's own"]
-        if event["name"].startswith("autograd::engine")
-    )
+    named = _named(by, rank)
+    alone = any(mark == "pplab" for _, _, mark, _ in named)  # then other names are around these
     kernels = _kernels(by)
-    busy = kernels
+    busy = kernels  # when each was launched, began and ended
     if not (kernels or alone):
         busy = sorted(
             (e["start"], e["start"], e["end"])
@@ -195,28 +203,21 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
             if not e["name"].startswith(_APART)
         )
     dids: list[Did] = []
-    around, free = (-inf, -inf), -inf
-    for start, end, mark, text in spans:
-        if mark == "PP":
-            around = start, end
-            if alone:
+    free = -inf
+    for item, since, until, around in _turns(by, named, alone):
+        asked = max(around[0], free) if since < around[1] else since
+        if kernels or not alone:  # it lasts as long as what ran in its turn
+            inside = busy[bisect_left(busy, (since,)) : bisect_left(busy, (until,))]
+            # of an evaluation, or before kernels were recorded
+            if not inside and parts(item)[0].kind in (F, B):
                 continue
-        items = [parse(text)] if alone else [*map(parse, _ACTION.findall(text))]
-        turns = [start, *(backwards[bisect_left(backwards, start)] for _ in items[1:]), end]
-        for item, since, until in zip(items, turns, turns[1:], strict=False):
-            asked = max(around[0], free) if since < around[1] else since
-            if kernels or not alone:
-                inside = busy[bisect_left(busy, (since,)) : bisect_left(busy, (until,))]
-                # of an evaluation, or before kernels were recorded
-                if not inside and parts(item)[0].kind in (F, B):
-                    continue
-                since = min((each[1] for each in inside), default=max(free, until))
-                until = max((each[2] for each in inside), default=since)
-            if dids and dids[-1].item == item:
-                dids[-1] = dids[-1]._replace(end=until)
-            else:
-                dids.append(Did(item, since if kernels else asked, since, until))
-            free = until
+            since = min((each[1] for each in inside), default=max(free, until))
+            until = max((each[2] for each in inside), default=since)
+        if dids and dids[-1].item == item:
+            dids[-1] = dids[-1]._replace(end=until)
+        else:
+            dids.append(Did(item, since if kernels else asked, since, until))
+        free = until
     notes = [
         "times are those of a GPU's kernels, which don't show how long a message was waited for"
     ] * bool(kernels)
@@ -228,7 +229,42 @@ def _dids(by: Mapping[str, Sequence[dict]], rank: int) -> tuple[list[Did], list[
     return dids, notes
 
 
-def _posts(by: Mapping[str, Sequence[dict]], operator: str, transport: str) -> list[Post]:
+def _named(by: _Spans, rank: int) -> list[_Named]:
+    """The spans that name actions, in order."""
+    found = []
+    for event in by["user_annotation"]:
+        name = event["name"]
+        if name.startswith(("Forward", "Backward")):
+            name = _SINGLE.sub(rf"PP:{rank}\1\3\2\4", name)
+        if match := _NAME.fullmatch(name):
+            found.append((event["start"], event["end"], match[1], match[2]))
+    return sorted(found)
+
+
+def _turns(
+    by: _Spans, named: Sequence[_Named], alone: bool
+) -> Iterator[tuple[Item, float, float, tuple[float, float]]]:
+    """Each action that is named, when its turn began and ended, and torch's span around it. Where
+    torch's interpreter runs two in a span, autograd's first operator begins the second one's turn.
+    """
+    backwards = sorted(
+        event["start"]
+        for event in by["torch's own"]
+        if event["name"].startswith("autograd::engine")
+    )
+    around = -inf, -inf
+    for start, end, mark, text in named:
+        if mark == "PP":
+            around = start, end
+            if alone:
+                continue
+        items = [parse(text)] if alone else [*map(parse, _ACTION.findall(text))]
+        bounds = [start, *(backwards[bisect_left(backwards, start)] for _ in items[1:]), end]
+        for item, (since, until) in zip(items, pairwise(bounds), strict=False):
+            yield item, since, until, around
+
+
+def _posts(by: _Spans, operator: str, transport: str) -> list[Post]:
     """A rank's receives, sends or sums. An operator posts each, and gloo's span of the same number
     ends it.
     """
@@ -240,14 +276,7 @@ def _posts(by: Mapping[str, Sequence[dict]], operator: str, transport: str) -> l
     return [*map(Post, handed, done)] if len(handed) == len(done) else []
 
 
-def _kernel_posts(kernels: Sequence[dict]) -> list[Post]:
-    """NCCL's kernels of messages. Each runs from when its rank is ready for the message until it is
-    done on both.
-    """
-    return sorted(Post(e["start"], e["end"]) for e in kernels if "sendrecv" in e["name"].lower())
-
-
-def _others(by: Mapping[str, Sequence[dict]], dids: Sequence[Did]) -> list[tuple[str, Post]]:
+def _others(by: _Spans, dids: Sequence[Did]) -> list[tuple[str, Post]]:
     """Operators and annotations outside actions that are no messages, in the order of their
     starts.
     """
@@ -272,7 +301,7 @@ def _other(name: str, what: str) -> str:
     return ""
 
 
-def _kernels(by: Mapping[str, Sequence[dict]]) -> list[tuple[float, float, float]]:
+def _kernels(by: _Spans) -> list[tuple[float, float, float]]:
     """When each kernel was launched, began and ended, on the stream that has most of them, in
     order.
     """
