@@ -17,7 +17,7 @@ from .palette import CATEGORIES, PART
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ..planning import Plan
+    from ..planning import Layout, Plan
     from ..schedules import Block
 
 _AXES = {
@@ -26,6 +26,9 @@ _AXES = {
     "pp": ("pipeline", CATEGORIES[3]),
     "dp": ("data", CATEGORIES[2]),
 }
+
+_CENTRED = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE}
+_Spot = tuple[float, float]  # where a rank is drawn
 
 
 def waterfall(found: Where) -> Axes:
@@ -108,78 +111,77 @@ def ranks(plan: Plan, ranks_per_node: int) -> Axes:
     because nobody could read that.
     """
     plt = bring("matplotlib.pyplot")
-    from matplotlib.patches import Rectangle
-
     layout = plan.layout
     if layout.num_ranks > 32:
         raise ValueError(
             f"at most 32 ranks can be drawn so that they can be read, got {layout.num_ranks}"
         )
-    places = [layout.place(rank) for rank in range(layout.num_ranks)]
-    # a replica, and a stage of it
-    tall, wide = 0.35 * layout.tp + 0.6 * layout.cp + 0.3, layout.tp * layout.cp + 1.5
-    spots = [
-        (
-            p["pp"] * wide + p["cp"] * layout.tp + p["tp"],
-            0.35 * p["tp"] - 0.6 * p["cp"] - p["dp"] * tall,
-        )
-        for p in places
-    ]
+    spots = _spots(layout)
     height = max(y for _, y in spots) - min(y for _, y in spots)
     ax = plt.subplots(figsize=(WIDTH, 0.85 * height + 1.6), layout="constrained")[1]
-    said = []
-    for axis, (name, colour) in _AXES.items():
-        groups = [group for group in layout.groups(axis) if len(group) > 1]
-        sent = plan.sent_bytes[axis] / 1e6
-        label = f"{name}: {sent:.0f} MB" if sent < 1e3 else f"{name}: {sent / 1e3:.1f} GB"
-        for number, group in enumerate(groups):
-            xs, ys = zip(*(spots[rank] for rank in group), strict=True)
-            ax.plot(xs, ys, color=colour, lw=2.2, zorder=1, label=label if number == 0 else None)
-        if groups:
-            said.append(label)
-    for rank, (x, y) in enumerate(spots):
-        ax.text(
-            x,
-            y,
-            str(rank),
-            ha="center",
-            va="center_baseline",
-            fontsize=LABEL_SIZE,
-            color="#111111",
-            zorder=3,
-            bbox={"boxstyle": "circle,pad=0.35", "facecolor": "#e3e6ea", "edgecolor": palette.IDLE},
-        )
-    for first in range(0, layout.num_ranks, ranks_per_node):
-        xs, ys = zip(*spots[first : first + ranks_per_node], strict=True)
-        corner = (min(xs) - 0.45, min(ys) - 0.35)
-        size = (max(xs) - min(xs) + 0.9, max(ys) - min(ys) + 0.7)
-        ax.add_patch(
-            Rectangle(corner, *size, facecolor="none", edgecolor=palette.IDLE, ls="--", lw=1)
-        )
-        ax.text(
-            corner[0],
-            corner[1] + size[1] + 0.05,
-            f"node {first // ranks_per_node}",
-            fontsize=LABEL_SIZE,
-        )
+    _draw_edges(ax, plan, spots)
+    circle = {"boxstyle": "circle,pad=0.35", "facecolor": "#e3e6ea", "edgecolor": palette.IDLE}
+    for rank, spot in enumerate(spots):
+        ax.text(*spot, str(rank), **_CENTRED, color="#111111", zorder=3, bbox=circle)
+    _draw_nodes(ax, spots, ranks_per_node)
     ax.margins(0.06, 0.12)
     ax.axis("off")
     ax.set_title(
         "who sends to whom, and how much the busiest rank sends in a step", fontsize=10, loc="left"
     )
     ax.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=3, frameon=False, fontsize=LABEL_SIZE)
-    axes = [
-        (name, getattr(layout, axis))
-        for axis, (name, _) in _AXES.items()
-        if axis != "cp" or layout.cp > 1
-    ]
-    names, degrees = (" x ".join(map(str, each)) for each in zip(*axes, strict=True))
+    _, sent = ax.get_legend_handles_labels()
+    names = {axis: name for axis, (name, _) in _AXES.items() if axis != "cp" or layout.cp > 1}
+    degrees = " x ".join(str(getattr(layout, axis)) for axis in names)
     ax.set_label(
-        f"{layout.num_ranks} ranks on {-(-layout.num_ranks // ranks_per_node)} nodes as {names} = "
-        f"{degrees}. The busiest rank sends per step: "
-        f"{', '.join(said)}"
+        f"{layout.num_ranks} ranks on {-(-layout.num_ranks // ranks_per_node)} nodes as "
+        f"{' x '.join(names.values())} = {degrees}. The busiest rank sends per step: "
+        f"{', '.join(sent)}"
     )
     return ax
+
+
+def _spots(layout: Layout) -> list[_Spot]:
+    """Where each rank is drawn: stages from left to right, replicas from top to bottom, and the
+    ranks of one stage close together.
+    """
+    # a stage, and a replica
+    wide, tall = layout.tp * layout.cp + 1.5, 0.35 * layout.tp + 0.6 * layout.cp + 0.3
+    places = map(layout.place, range(layout.num_ranks))
+    return [
+        (
+            p["pp"] * wide + p["cp"] * layout.tp + p["tp"],
+            0.35 * p["tp"] - 0.6 * p["cp"] - p["dp"] * tall,
+        )
+        for p in places
+    ]
+
+
+def _draw_edges(ax: Axes, plan: Plan, spots: Sequence[_Spot]) -> None:
+    """Draw who communicates with whom. An axis is named once, with what is sent for it."""
+    for axis, (name, colour) in _AXES.items():
+        sent = plan.sent_bytes[axis] / 1e6
+        label = f"{name}: {sent:.0f} MB" if sent < 1e3 else f"{name}: {sent / 1e3:.1f} GB"
+        groups = [group for group in plan.layout.groups(axis) if len(group) > 1]
+        for number, group in enumerate(groups):
+            xs, ys = zip(*(spots[rank] for rank in group), strict=True)
+            ax.plot(xs, ys, color=colour, lw=2.2, zorder=1, label=label if number == 0 else None)
+
+
+def _draw_nodes(ax: Axes, spots: Sequence[_Spot], ranks_per_node: int) -> None:
+    """Draw a dashed box around each node's ranks, with the node's number above it."""
+    from matplotlib.patches import Rectangle
+
+    for first in range(0, len(spots), ranks_per_node):
+        xs, ys = zip(*spots[first : first + ranks_per_node], strict=True)
+        left, bottom = min(xs) - 0.45, min(ys) - 0.35
+        wide, tall = max(xs) - min(xs) + 0.9, max(ys) - min(ys) + 0.7
+        ax.add_patch(
+            Rectangle(
+                (left, bottom), wide, tall, facecolor="none", edgecolor=palette.IDLE, ls="--", lw=1
+            )
+        )
+        ax.text(left, bottom + tall + 0.05, f"node {first // ranks_per_node}", fontsize=LABEL_SIZE)
 
 
 def bars(
@@ -255,10 +257,8 @@ def block_chart(block: Block, copies: int) -> Axes:
             lw=0.5,
         )
         if own and takes * points > LABEL_SIZE:
-            place = {"ha": "center", "va": "center_baseline", "fontsize": LABEL_SIZE}
-            ax.text(
-                span.start + takes / 2, span.rank, span.action.kind.value, color=ink(fill), **place
-            )
+            middle = span.start + takes / 2
+            ax.text(middle, span.rank, span.action.kind.value, color=ink(fill), **_CENTRED)
     for m in range(copies):
         ax.axvline(
             block.starts["0F"] + m * block.interval, color="black", lw=0.8, ls=":", alpha=0.6
