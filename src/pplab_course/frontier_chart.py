@@ -9,7 +9,7 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from pplab import palette
-from pplab.lab import Frontier, Point
+from pplab.lab import Frontier, Point, Problem, floor
 from pplab.lab.forms import MARKS
 from pplab.lab.searches import CLOSE, PLACEMENTS
 from pplab.optional import bring
@@ -30,13 +30,13 @@ _PLOT, _NAMES, _BARS = 0.4, 0.46, 0.85
 _SIZE, _ROW = 10, 22  # points: of letters, which a phone shows whole, and of what a finger finds
 
 
-def bound_of(frontier: Frontier, point: Point) -> float | None:
-    """The time below which no order of the point's placement can be in the memory that it holds, or
-    None if no bound was recorded.
+def bound_of(frontier: Frontier, point: Point) -> float:
+    """The time below which no order of the point's placement can be in the memory that it holds.
 
     It is the bound of the smallest limit that is no less, or of the last limit where more memory
     makes no order shorter. A whole backward is a split one whose halves stay together, so the
-    proofs for halves hold for it, too.
+    proofs for halves hold for it, too. Where `lab.floor` is higher, or no bound was recorded, it is
+    that floor.
     """
     of = [each for each in frontier.found if each.placement == point.placement]
     alike = [each for each in of if each.split == point.split] or [
@@ -45,9 +45,15 @@ def bound_of(frontier: Frontier, point: Point) -> float | None:
     limits = sorted(
         (each.limit, each.bound) for each in alike if each.limit >= point.held * (1 - CLOSE)
     )
-    if limits:
-        return limits[0][1]
-    return min((each.bound for each in alike if each.final), default=None)
+    of_any = min((each.bound for each in alike if each.final), default=0)
+    problem = Problem(
+        frontier.num_ranks,
+        frontier.num_microbatches,
+        point.placement,
+        costs=frontier.costs[point.placement],
+        split=point.split,
+    )
+    return max(floor(problem).value, limits[0][1] if limits else of_any)
 
 
 def frontier_chart(frontier: Frontier, *, most: float | None = None) -> Axes:
@@ -138,10 +144,9 @@ def _rows(ax: Axes, frontier: Frontier, published: Sequence[Point]) -> None:
         ax.plot([x, start - 0.03 * wide], [point.time, y], color=ink, lw=0.7)
         ax.plot(start, y, marker, color="black", ms=7)
         ax.text(text, y, point.name, **middle)
-        bound = bound_of(frontier, point)
-        above = point.time / (bound or point.time) - 1
+        above = point.time / bound_of(frontier, point) - 1
         ax.barh(y, above * wide / 3, left=bar, height=tall / 2, color=ink)
-        said = "no bound" if bound is None else f"{above:.1%}" if above > CLOSE else "proved"
+        said = f"{above:.1%}" if above > CLOSE else "proved"
         ax.text(bar + (above / 3 + 0.01) * wide, y, said, **middle)
         ax.plot([text, right], [y, y], alpha=0, lw=_ROW, gid=name, zorder=9)
 

@@ -96,7 +96,7 @@ class Shown(NamedTuple):
 
     number: int  # among the frontier's points
     point: Point
-    bound: float | None  # no order of its placement, in its memory, is shorter
+    bound: float  # no order of its placement, in its memory, is shorter
     timeline: Timeline
 
     @property
@@ -113,8 +113,6 @@ class Shown(NamedTuple):
         """What it takes and holds, and how far it is from the shortest possible."""
         point, unit = self.point, frontier.unit and f" {frontier.unit}"
         takes = f"{self.name}: {point.time:.5g}{unit}, holds {point.held:.4g} {frontier.held_in}. "
-        if self.bound is None:
-            return takes + "No bound is recorded for it."
         kind = f"for {point.placement}{'' if point.split else ', whole backwards,'} in this memory"
         above = point.time / self.bound - 1
         if above < 1e-6:

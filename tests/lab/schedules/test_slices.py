@@ -257,6 +257,7 @@ def test_slices_beat_the_case_without_them():
     best = case.row("ZBVZeroBubble", 16, cut=[4, 4, 4, 4, 5, 5, 4, 2])
     sliced = lab.sliced_row(case, 4, 16, cut=[9, 9, 8, 6], warmup_per_rank=2)
     assert best.fits and sliced.fits
+    assert sliced.what == "Seq1F1B, 4 slices, eager"
     assert sliced.step_s < 0.96 * best.step_s and max(sliced.held_gb) < max(best.held_gb)
     costly = [lab.sliced_row(case, k, 16, cut=[9, 9, 8, 6], warmup_per_rank=2, overhead_ms=2) for k in (4, 16)]
     assert costly[0].step_s < costly[1].step_s, "what every action takes beside its work ends the gain"

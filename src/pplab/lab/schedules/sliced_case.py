@@ -36,9 +36,9 @@ def sliced_row(
     are recomputed, it also keeps their keys and values, because later slices read them. `options`
     are the schedule's.
 
-    >>> sliced_row(Case(), 4, 16, cut=[9, 9, 8, 6], warmup_per_rank=2)
+    >>> sliced_row(Case(), 4, 16, cut=[9, 9, 8, 6])
                                     M   step    busy  fullest rank  fits in 80 GB  a billion tokens
-    Seq1F1B, 4 slices, cut 9+9+8+6  16  4.60 s  92 %  70.7 GB       yes            $78.1 in 9.8 h
+    Seq1F1B, 4 slices, cut 9+9+8+6  16  5.33 s  79 %  63.0 GB       yes            $90.4 in 11.3 h
     """
     model, cutting = case.model, slices if isinstance(slices, Slices) else Slices.even(slices)
     expect(Transformer, model=model)  # attention's share is of layers that are alike
@@ -66,9 +66,10 @@ def sliced_row(
     kept = 2 * model.kv_width * model.sequence * microbatch * model.bytes_each / 1e9
     memory = _keeping(whole.memory, whole.recomputed, kept)
     memory = cutting.memory(memory, [n * kept for n in whole.layers])
+    eager = ", eager" if options.get("warmup_per_rank", 1) > 1 else ""
     return Entry(
         case,
-        f"{rows.name}, {cutting.count} slice{'s' * (cutting.count > 1)}",
+        f"{rows.name}, {cutting.count} slice{'s' * (cutting.count > 1)}{eager}",
         num_microbatches,
         microbatch,
         cut=None if cut is None else tuple(cut),
