@@ -2,7 +2,7 @@
 
 `make attack` runs every attack of tests/attacks, and the damages of checkpoints, with far more tries than the tests.
 Results are written after each attack, so that nothing is lost. `python tools/attack.py ranks saves` repeats some and
-keeps the others, and `--part 0.1` tries a tenth as often. The page "What goes wrong" shows what was recorded.
+keeps the others, and `--part 0.1` tries a tenth as often. The page "When processes die" shows what was recorded.
 """
 
 from __future__ import annotations

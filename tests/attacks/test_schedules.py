@@ -220,10 +220,10 @@ def attack(tries: int, seed: int) -> list[dict]:
         began = time.perf_counter()
         wrong, said = judged(rows, expected, draw)
         took = time.perf_counter() - began
-        found = rows_of.setdefault(expected, dict(what=expected or "none: legal", tried=0, wrong=0, seen="", seconds=0))
+        found = rows_of.setdefault(expected, dict(what=expected or "no fault", tried=0, wrong=0, seen="", seconds=0))
         found["tried"] += 1
         found["seconds"] = round(max(found["seconds"], took), 3)
-        found["seen"] = found["seen"] or said
+        found["seen"] = found["seen"] or (said if expected else "it is taken")
         if wrong or took > SLOWEST_S:
             found["wrong"] += 1
             found["seen"] = f"{wrong or 'slow'} after {', '.join(done)}: {said}"
@@ -233,7 +233,7 @@ def attack(tries: int, seed: int) -> list[dict]:
 def test_mutated_schedules_are_judged_as_the_oracle_judges_them():
     found = attack(800, seed=1)
     assert [row for row in found if row["wrong"]] == []
-    assert len(found) >= 9 and all(row["seen"] for row in found if not row["what"].startswith("none"))
+    assert len(found) >= 9 and all(row["seen"] for row in found)
 
 
 def test_the_oracle_knows_the_rules():

@@ -106,6 +106,18 @@ def test_a_row_is_true(row):
             assert plain(word) in text, f"{target}#{anchor} doesn't contain {word!r}"
 
 
+def test_a_number_is_that_of_its_section():
+    """Of a chapter's second-level headings, the one that a link's anchor is, or is below."""
+    numbered = [link for row in ROWS for link in LINK.findall(row.where) if re.fullmatch(r"\d+\.\d+", link[0])]
+    assert len(numbered) > 100
+    for text, target, anchor, _ in numbered:
+        path = (BOOK / target).resolve()
+        found = blocks(path)
+        at = next(i for i, block in enumerate(found) if block and section(target, anchor).startswith(block))
+        count = sum(level(block) == 2 for block in found[: at + 1])
+        assert text == f"{int(path.name[:2])}.{count}", f"{target}#{anchor} is {count} of its chapter"
+
+
 def test_what_the_page_says_of_itself():
     mentioned, left_out = (sum(row.where.startswith(state) for row in ROWS) for state in (MENTIONED, LEFT_OUT))
     opening = " ".join((BOOK / "coverage.md").read_text().partition("\n## ")[0].split())
