@@ -364,7 +364,8 @@ def test_precision_and_a_host_say_what_a_gpu_reaches():
     """In FP8 matrices alone are faster; with a host, bytes are counted apart."""
     eight = machine_of("h100", 8, 50e9, precision="fp8")
     assert eight.flops_bf16 == 400e12 and machine_of("h100", 8, 50e9).flops_bf16 is None
-    assert machine_of("h100", 8, 50e9, precision="fp8", flops=7e14).flops_bf16 is None  # somebody's one speed for all
+    one = machine_of("h100", 8, 50e9, precision="fp8", flops=7e14)  # somebody's one speed for all
+    assert one.flops_bf16 == one.flops == 7e14 and one.slower == 1
     apart = machine_of("h100", 8, 50e9, host=1.6e-3)
     assert (apart.host, apart.hbm, apart.flops) == pytest.approx((1.6e-3, 0.9 * 3.35e12, 440e12))
 

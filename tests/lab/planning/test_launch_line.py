@@ -93,6 +93,13 @@ def test_pairs_context_and_experts():
     (LINE, "doesn't say --num-layers: give num_layers="),
     (SHORT.replace("--nproc-per-node 8", "") + "--num-layers 32", "doesn't say --nproc-per-node: give gpus="),
     (SHORT + "--num-layers 32 --recompute-granularity full", "--recompute-method"),
+    *[(f"{SHORT} --num-layers 32 --recompute-granularity selective --recompute-modules mlp {name}", told)
+      for name, told in (("layer_norm", r"among \['mlp', 'layer_norm'\]: .*:1960, .* choices for recompute_modules"),
+                         ("moe_act --num-experts 8", "add --moe-grouped-gemm .*:1966, .* only supported with moe_grou"),
+                         ("mla_up_proj", "a part of latent attention: .*:1971, .* supported with multi_latent_atten"))],
+    (SHORT + "--num-layers 32 --num-virtual-stages-per-pipeline-rank 2 --num-experts 8 --expert-model-parallel-size 2 "
+     "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm --recompute-modules moe",
+     "take moe_act and shared_experts instead of moe .*:3032, since core 0.17: .disable moe in recompute_modules"),
     (SHORT.replace("--micro-batch-size 1", "") + "--num-layers 32", "required: --micro-batch-size"),
     (SHORT.replace("size 32", "size 31") + "--num-layers 32", "a batch of 31 isn't whole microbatches of 1 on 2 repl"),
     (SHORT + "--num-layers 32 --num-layers-per-virtual-pipeline-stage 4 --num-virtual-stages-per-pipeline-rank 2",
@@ -178,8 +185,10 @@ def test_a_childs_line_with_underscores_is_read_as_megatron_lms():
     line = "megatron sft --pipeline_model_parallel_size 4 --micro_batch_size 1 --use_distributed_optimizer false"
     found = lab.read_launch(line + " --sequence_parallel true", num_layers=32, gpus=8).arguments
     assert (found["layout"].pp, found["shard_optimizer"]) == (4, False)
-    line += " --tensor_model_parallel_size 2 --num_experts 8 --expert_model_parallel_size 2"
-    assert lab.read_launch(line, num_layers=32, gpus=8).arguments["experts"].whole  # its default
+    line += " --tensor_model_parallel_size 2 --num_experts 8 --expert_model_parallel_size 2 --recompute_granularity "
+    line += "selective --recompute_modules moe_act mla_up_proj"
+    found = lab.read_launch(line, num_layers=32, gpus=8).arguments
+    assert found["experts"].whole and found["recompute"] == ("moe_act", "mla_up_proj")  # its defaults, and its model's
 
 
 def test_what_a_script_passes_can_be_read(tmp_path):

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
-from numbers import Real
+from math import inf
 from typing import Any
 
 from ...costs import Link
-from ...errors import number, positive_int
+from ...errors import MOST, number, positive_int
 from ...footprint import Memory
 from ...schedule import Schedule
 from ...timeline import Timeline, total
@@ -65,9 +64,8 @@ class Case:
         positive_int("num_ranks", self.num_ranks)
         for name in ("memory_gb", "teraflops", "gigabits", "dollars_per_hour", "tokens"):
             value = getattr(self, name)
-            positive = isinstance(value, Real) and not isinstance(value, bool) and value > 0
-            if not (positive and (isfinite(value) or name == "gigabits")):
-                raise ValueError(f"{name} must be a number above 0, got {value!r}")
+            if not number(name, value, inf if name == "gigabits" else MOST):
+                raise ValueError(f"{name} must be above 0, got {value!r}")
         Link(self.latency_ms)
         if not 0 <= number("reserve_gb", self.reserve_gb) < self.memory_gb:
             raise ValueError(

@@ -71,7 +71,7 @@ def machine_of(
     `between` and `inside` are bytes per second of every GPU, one way, so a ring that fills nodes
     has as many `ports` as these have GPUs, unless it is told otherwise. Messages take 10 and 5 µs
     besides: an assumption. With a `host`, 0 or longer, HBM is told apart as well: 0.9 of the data
-    sheet's, beside 0.44 of the peak. What a layer keeps has two bytes a number in FP8, too.
+    sheet's, beside 0.44 of the peak. In FP8 what a matrix reads is kept in a byte a number.
     ValueError for an unknown name or precision, and for what `RECIPES` has.
 
     >>> machine_of("h100", 8, between=50e9).ring / 1e9
@@ -93,8 +93,8 @@ def machine_of(
     inside = inside or known.inside
     reached = REACHED if host is None else REACHED_APART
     plain = None
-    if precision == "fp8" and not flops:
-        plain = reached * known.peak
+    if precision == "fp8":
+        plain = flops or reached * known.peak
         reached *= 2 * REACHED_IN_FP8 / REACHED
     return Machine(
         per_node,

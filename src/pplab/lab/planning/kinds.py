@@ -34,6 +34,7 @@ class Part:
     scan: int = 0  # FLOPs for each token beside the matrices: states, short convolutions
     kept: int = 0  # numbers kept of each token until the backward
     masks: int = 0  # bytes kept besides
+    less_in_fp8: int = 0  # bytes of each token that FP8 keeps less
     passed: int = 0  # numbers of each token that go around context ranks: keys and values
     handed: int = 0  # numbers of each sequence that a context rank hands to the next: a state
     sums: int = 1  # outputs that tensor ranks add up in a forward, beside those of routed experts
@@ -117,9 +118,15 @@ class Kind:
 # (Megatron-LM's gpt_layer_specs.py)
 
 
-def _core(part: Part, scores: int = 0) -> dict[str, Part]:
+# In FP8 Transformer Engine keeps a byte of each number that a matrix reads (d0067d0d,
+# linear.py:616, layernorm_linear.py:487), in place of the number unless something else reads it,
+# too, as a backward of attention reads its output. Scans are counted as in bfloat16
+
+
+def _core(part: Part, gives: int, scores: int = 0) -> dict[str, Part]:
     """Its products of pairs, once more also where FlashAttention keeps no scores: Megatron-LM
-    checkpoints the call (attention.py:1555).
+    checkpoints the call (attention.py:1555). In FP8 what it `gives` is free until then, since the
+    next matrix has its own copy.
     """
     return {
         "core_attn": Part(
@@ -128,6 +135,7 @@ def _core(part: Part, scores: int = 0) -> dict[str, Part]:
             window=part.window,
             chunked=part.chunked,
             masks=scores,
+            less_in_fp8=-2 * gives,
             passed=part.passed,
             sums=0,
         )
@@ -146,23 +154,25 @@ def attention(
     numbers = {
         "pairs": 4 * query,
         "kept": 2 * (width + query + keys),
+        "less_in_fp8": width - query,
         "passed": 2 * keys,
         "heads": heads,
         "said": said,
     }
     found = Part("attention", width * 2 * (query + keys), **numbers | more)
-    return replace(found, again=_core(found, scores))
+    return replace(found, again=_core(found, query, scores))
 
 
 def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
-    """An MLP, with a third matrix where it is gated. It keeps what its function and its last matrix
-    read.
+    """An MLP, with a third matrix where it is gated. It keeps input and output of its norm, which
+    runs again with it, and what its function and its last matrix read.
     """
-    columns = (2 + gated) * wide
+    columns, less = (2 + gated) * wide, width + wide
     numbers = {
         "kept": 2 * width + columns,
+        "less_in_fp8": less,
         "said": {"wide": wide, "gated": gated, "act": act},
-        "again": {"mlp": Part("mlp", width * columns, kept=columns)},
+        "again": {"mlp": Part("mlp", width * columns, kept=width + columns, less_in_fp8=less)},
     }
     return Part("mlp", width * columns, **numbers | more)
 
@@ -193,6 +203,7 @@ def latent(
         pairs=2 * (query + values),
         window=seen,
         kept=2 * (width + query + values) + q_rank + kv_rank + rope,
+        less_in_fp8=-values,
         passed=query + values,
         heads=heads,
         said=dict(
@@ -205,7 +216,7 @@ def latent(
             index=index,
         ),
     )
-    again = _core(found) | {
+    again = _core(found, values) | {
         "layernorm": Part("layernorm", kept=width, sums=0),
         "mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0),
     }
@@ -264,21 +275,25 @@ def experts(
     """
     columns = 2 + gated
     beside = columns * (used * wide + shared) + used * width
+    copy = width * (shared > 0)
     found = Part(
         "experts",
         columns * width * shared,
         width * count,
         kept=2 * width + beside,
+        less_in_fp8=used * (width + wide) + shared - copy,
         sums=shared > 0,
         routed=Routed(count, used, columns * width * wide),
         said=dict(wide=wide, shared=shared, gated=gated, act=act),
     )
     again = {
-        "layernorm": Part("layernorm", kept=width, sums=0),
-        "moe_act": Part("moe_act", kept=used * wide, sums=0),
+        "layernorm": Part("layernorm", kept=width, less_in_fp8=-copy, sums=0),
+        "moe_act": Part("moe_act", kept=used * wide, less_in_fp8=used * wide, sums=0),
         "moe": replace(found, kept=beside),
     }
     if shared:
         both = columns * shared
-        again["shared_experts"] = Part("shared_experts", width * both, kept=both)
+        again["shared_experts"] = Part(
+            "shared_experts", width * both, kept=both, less_in_fp8=shared - copy
+        )
     return replace(found, again=again)

@@ -44,7 +44,8 @@ paired=overlap-moe-expert-parallel-comm bf16_gradients=grad-reduce-in-bf16
 embedding_counts=account-for-embedding-in-pipeline-split
 loss_counts=account-for-loss-in-pipeline-split grouped=group-query-attention
 waits_for_messages=no-overlap-p2p-communication deferred=defer-embedding-wgrad-compute
-early_ramps=overlap-p2p-communication-warmup-flush
+early_ramps=overlap-p2p-communication-warmup-flush one_product=moe-grouped-gemm
+latent=multi-latent-attention
 """
 # Flags of Megatron-LM that only look like those, and those that change a plan and aren't read
 _ALIKE = """
@@ -202,8 +203,10 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     if max(said.gpus, said.pp * said.V) > MOST:
         raise ValueError(f"up to {MOST:,} GPUs and stages are read: give fewer")
     said.batch = said.batch or said.each
-    whole = "_model_parallel_size" in text  # ms-swift's default
-    said.etp, said.used = said.etp or (1 if whole else said.tp), said.used or 2
+    swift = "_model_parallel_size" in text  # its defaults
+    said.etp, said.used = said.etp or (1 if swift else said.tp), said.used or 2
+    said.one_product |= swift
+    said.latent |= swift
     said.kv_heads = said.kv_heads if said.grouped else said.heads
     check_line(said)
     if said.experts and said.etp not in (1, said.tp):

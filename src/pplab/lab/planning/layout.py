@@ -117,8 +117,8 @@ class Machine:
     all-gather or a reduce-scatter. Each step of such a ring has the latency of `between` as well,
     50e-6 in the Playbook's runs. `overlaps`: whether replicas without a pipeline send beside their
     work, as Megatron-LM and FSDP do and nanotron doesn't. `flops_bf16`: FLOP/s of what Transformer
-    Engine leaves in bfloat16 where layers run in FP8: attention's products, scans and the head.
-    ValueError for numbers that aren't above 0.
+    Engine leaves in bfloat16 where layers run in FP8: attention's products, scans and the head. A
+    machine that has it plans memory in FP8, too. ValueError for numbers that aren't above 0.
     """
 
     ranks_per_node: int

@@ -20,6 +20,7 @@ from ...errors import expect, shown
 MOST = 2**20  # of anything that a line or a layout counts
 # what `plan` knows of --recompute-modules, from what takes least for the bytes that it saves on
 MODULES = "layernorm moe_act core_attn mla_up_proj moe shared_experts mlp".split()
+_OTHERS = "gdn_norm_out gdp_in_proj gdp_qkv mhc".split()  # that Megatron-LM has, too
 
 
 class Line(Namespace):
@@ -273,6 +274,26 @@ RULES = (
         "arguments.py:1426, since core 0.4",
     ),
     Rule(
+        lambda x: x.granularity == "selective" and {*x.modules} - {*MODULES, *_OTHERS},
+        "Megatron-LM has no such module to recompute among {x.modules}: take core_attn, layernorm, "
+        "mlp, moe, moe_act, shared_experts or mla_up_proj",
+        "Invalid choices for recompute_modules: {}",
+        "transformer_config.py:1960, since core 0.12",
+    ),
+    Rule(
+        lambda x: x.granularity == "selective" and "moe_act" in x.modules and not x.one_product,
+        "Megatron-LM recomputes moe_act only where one call multiplies all experts' matrices: add "
+        "--moe-grouped-gemm",
+        "moe_act in recompute_modules is only supported with moe_grouped_gemm.",
+        "transformer_config.py:1966, since core 0.12",
+    ),
+    Rule(
+        lambda x: x.granularity == "selective" and "mla_up_proj" in x.modules and not x.latent,
+        "mla_up_proj is a part of latent attention: leave it out, or add --multi-latent-attention",
+        "mla_up_proj in recompute_modules is only supported with multi_latent_attention.",
+        "transformer_config.py:1971, since core 0.12",
+    ),
+    Rule(
         lambda x: (
             x.paired
             and (x.ep == 1 or (x.pp > 1 and x.V == 1) or x.dispatcher not in ("alltoall", "flex"))
@@ -289,6 +310,13 @@ RULES = (
         "Interleaved1F1B",
         "disable full recomputation when enabling overlap_moe_expert_parallel_comm",
         "transformer_config.py:3023, since core 0.14",
+    ),
+    Rule(
+        lambda x: x.paired and "moe" in x.modules,
+        "Megatron-LM recomputes no whole mixture in pairs: take moe_act and shared_experts instead "
+        "of moe",
+        "disable moe in recompute_modules when enabling overlap_moe_expert_parallel_comm",
+        "transformer_config.py:3032, since core 0.17",
     ),
     Rule(
         lambda x: (

@@ -16,8 +16,7 @@ from ..forms import MICROSECONDS
 from .choosing import Unsure
 from .layers import Model
 from .layout import Layout, Machine
-from .stage_costs import Asked, layers_of
-from .state import State
+from .planner import Plan, plan
 from .transformer import Transformer
 
 
@@ -70,23 +69,8 @@ def profiled(
             raise ValueError(
                 f"costs must be of several stages, to tell how these differ, got {shown(own)}"
             )
-        layers = layers_of(model, len(own.forward), cut)
-        size = positive_int("microbatch", size)
-        asked = Asked(
-            model,
-            machine,
-            Layout(tp, len(layers)),
-            layers,
-            (0,) * len(layers),
-            (),
-            size,
-            size,
-            None,
-            State(),
-            False,
-            "",
-        )
-        runs.append(_Run(asked, own))
+        layout, size = Layout(tp, len(own.forward)), positive_int("microbatch", size)
+        runs.append(_Run(plan(model, machine, layout, size, size, cut=cut), own))
     small, large = (each(runs, key=lambda run: run.asked.microbatch) for each in (min, max))
     whole, longest = (sum(run.took(F, B)) for run in (small, large))
     hbm = machine.hbm
@@ -109,7 +93,7 @@ def profiled(
         )
     rate = 3 / tp / pace  # a backward is two forwards
     if whole > 1.25 * (whole - sum(small.computed(hbm)) + pace * sum(small.work)):
-        host = (whole - pace * small.head) / len(small.asked.long.every)
+        host = (whole - pace * small.asked.head_flops) / len(small.asked.long.every)
         machine = replace(machine, host=host, host_at={})
     machine = replace(machine, flops=rate, flops_at={tp: rate}, hbm=hbm, flops_bf16=None)
     return machine, Unsure(flops=off, model=error)
@@ -118,7 +102,7 @@ def profiled(
 class _Run(NamedTuple):
     """What a model's stages were measured to take, with one size of microbatches."""
 
-    asked: Asked
+    asked: Plan
     costs: Costs
 
     def took(self, *kinds: ActionKind) -> list[float]:
@@ -130,19 +114,12 @@ class _Run(NamedTuple):
         ]
 
     @property
-    def head(self) -> float:
-        """FLOPs of its forward."""
-        return (1 + len(self.asked.long.predictors)) * self.asked.model.head_flops(
-            self.asked.microbatch
-        )
-
-    @property
     def work(self) -> list[float]:
         """FLOPs of every stage's forward."""
         found = self.asked.per_stage(
             lambda kind: kind.flops(self.asked.model.sequence) * self.asked.microbatch
         )
-        found[-1] += self.head
+        found[-1] += self.asked.head_flops
         return found
 
     @property

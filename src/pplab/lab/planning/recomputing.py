@@ -50,7 +50,7 @@ def leaner(asked: Asked) -> Iterator[Asked]:
     """
     names: list[str] = []
     for name in MODULES:
-        if any(kind.again([name]).kept_bytes(1) for kind in asked.long.kinds):
+        if any(asked.kept_of(kind.again([name])) for kind in asked.long.kinds):
             names.append(name)
             yield replace(asked, modules=outermost(names))
 
@@ -70,10 +70,8 @@ def fitted(
     if max(now := held(asked)) <= room:
         return asked
     least = held(replace(asked, recomputed=asked.layers))
-    found, again = [], [0] * len(asked.layers)
-    lean = [*leaner(asked)] if modules else []
-    if lean and max(held(lean[-1])) <= room:
-        found.append(next(trial for trial in lean if max(held(trial)) <= room))
+    again = [0] * len(asked.layers)
+    found = [trial for trial in leaner(asked) if modules and max(held(trial)) <= room][:1]
     while max(least) <= room < max(now):
         for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
             stages, over = rows.stages_of(rank), most - room

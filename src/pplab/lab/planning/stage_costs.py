@@ -152,6 +152,11 @@ class Asked:
         own = self.experts is not None and not self.experts.whole
         return [part.sums + (part.routed.used * own if part.routed else 0) for part in kind.parts]
 
+    @property
+    def head_flops(self) -> float:
+        """Of its forward, once more for each predictor."""
+        return (1 + len(self.long.predictors)) * self.model.head_flops(self.microbatch)
+
     @cached_property
     def copies(self) -> float:
         """How long both all-to-alls of a layer take."""
@@ -223,8 +228,7 @@ class Asked:
                 max(times.computing * scale, launched),
             )
 
-        head = (1 + len(self.long.predictors)) * self.model.head_flops(self.microbatch)
-        head = machine.computing_s(layout, head, head)
+        head = machine.computing_s(layout, self.head_flops, self.head_flops)
         half = head * machine.head_backward / 2
         forward, inputs, weights = (
             self.per_stage(lambda kind, at=at: directions(kind)[at]) for at in range(3)
@@ -266,10 +270,11 @@ class Asked:
             )
         return shared, own
 
-    def kept_of(self, kind: Kind) -> float:
+    def kept_of(self, kind: Kind, fp8: bool = True) -> float:
         """The bytes that a rank keeps of a layer until its backward."""
         tokens, parts = self.microbatch * self.model.sequence, self.layout.tp * self.layout.cp
-        return tokens * kind.kept_bytes(self.model.bytes_each) / parts
+        less = fp8 and self.machine.flops_bf16 is not None and kind.total("less_in_fp8")
+        return tokens * (kind.kept_bytes(self.model.bytes_each) - less) / parts
 
     def freed_of(self, kind: Kind) -> float:
         """The bytes that are free until then if it runs again: a whole layer keeps its input."""
@@ -278,10 +283,10 @@ class Asked:
     def touched_of(self, kind: Kind) -> float:
         """The bytes that a forward moves twice and a backward four times: what is kept, and more of
         an expert's copies, which move 20 numbers per width both ways (NVIDIA's mixtures:
-        book/published.md).
+        book/published.md). Casts to FP8 move as much as they make smaller.
         """
         copies = kind.routed.used * self.boundary / self.layout.tp if kind.routed else 0
-        return self.kept_of(kind) + copies * 7 / 3
+        return self.kept_of(kind, fp8=False) + copies * 7 / 3
 
     def weights(self, copies: int = 1, gathers: bool = False) -> list[Alike]:
         """How many parameters of each stage a rank has, and who has the same: of all but experts,

@@ -49,8 +49,7 @@ class Transformer(Ends):
         for name in sizes.split():
             if (value := getattr(self, name)) is not None:
                 positive_int(name, value)
-        if self.vocabulary:
-            positive_int("vocabulary", self.vocabulary)
+        positive_int("vocabulary", self.vocabulary, 0)
         if (not self.head_width and self.width % self.heads) or self.heads % (self.kv_heads or 1):
             raise ValueError(
                 "width must be a multiple of heads, unless head_width is given, and heads of "

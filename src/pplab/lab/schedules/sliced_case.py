@@ -45,13 +45,9 @@ def sliced_row(
     positive_int("num_microbatches", num_microbatches)
     sizes = {"num_ranks": case.num_ranks, "num_microbatches": num_microbatches * cutting.count}
     rows = build(schedule, **sizes, slices=cutting.count, **options)
-    if rows.num_stages == case.num_ranks:
-        whole = case.plan("1F1B", num_microbatches, microbatch, cut=cut, recompute=recompute)
-    else:
-        looped = {"stages_per_rank": rows.num_stages // case.num_ranks}
-        whole = case.plan(
-            "Interleaved1F1B", num_microbatches, microbatch, cut=cut, recompute=recompute, **looped
-        )
+    V = rows.num_stages // case.num_ranks
+    name, looped = ("Interleaved1F1B", {"stages_per_rank": V}) if V > 1 else ("1F1B", {})
+    whole = case.plan(name, num_microbatches, microbatch, cut=cut, recompute=recompute, **looped)
     flops = [n * model.layer_flops(microbatch) for n in whole.layers]
     flops[-1] += model.head_flops(microbatch)
     of_attention = model.attention_flops(microbatch)
