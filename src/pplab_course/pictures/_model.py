@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._canvas import (
     BLUE,
+    DASHED,
     EDGE,
     FAINT,
     LIMIT,
@@ -100,7 +101,7 @@ def cut_model(
         say(ax, _LEFT + 8, y + _ROW / 2, f"{number(amount)} GB", ha="left")
         say(ax, full + 9, y + _ROW / 2, f"GPU {rank}", ha="left")
         if rank < ranks - 1:
-            line(ax, (0, y - _GAP / 2), (46, y - _GAP / 2), ls=(0, (2, 2.5)))
+            line(ax, (0, y - _GAP / 2), (46, y - _GAP / 2), ls=DASHED)
             say(ax, 52, y - _GAP / 2, f"after {sum(cut[: rank + 1])}", ha="left")
             arrow(ax, (_LEFT + 10, y + 2), (_LEFT + 10, y - _GAP - 2), BLUE)
             arrow(ax, (_LEFT + 24, y - _GAP - 2), (_LEFT + 24, y + 2), ORANGE)
@@ -131,7 +132,7 @@ def crossing(shape: Sequence[int], bytes_per_value: float, layers: tuple[int, in
         frame(ax, 1, y, WIDTH - 2, 36, fc=FAINT)
         say(ax, 14, y + 18, f"rank {rank}", ha="left")
         say(ax, WIDTH - 14, y + 18, f"layers {start} to {start + count - 1}", ha="right")
-    line(ax, (0, 75), (WIDTH, 75), ls=(0, (2, 2.5)))
+    line(ax, (0, 75), (WIDTH, 75), ls=DASHED)
     for x, ends, colour, what in (
         (24, (111, 39), BLUE, "activation"),
         (WIDTH / 2 + 24, (39, 111), ORANGE, "its gradient"),
