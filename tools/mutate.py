@@ -120,7 +120,7 @@ HARMLESS = {
     "lab/extras/pace.py, paced | `settle(device)` | `None`": "who calls it has settled",
     "lab/measuring/probe.py, message_times | `context.channel(one, other)` | `context.channel(other, one)`": ROUND_TRIP,
     "lab/measuring/probe.py, message_times | `context.channel(other, one)` | `context.channel(one, other)`": ROUND_TRIP,
-    "lab/against_torch/torch_engine.py, _runner.Timed._time | `settle(device)` | `None`": (
+    "lab/against_torch/torch_engine.py, _Rank.noting | `settle(device)` | `None`": (
         "`paced`, which follows, settles itself"
     ),
     "runtime/rank.py, as text | `passes = [by_host, by_host]` | `passes = [by_host]`": (

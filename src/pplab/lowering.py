@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from .actions import Action, Overlap, parts
+from .actions import Action, Item, parts
 from .deps import incoming, outgoing
+from .errors import expect
 from .schedule import Schedule
 from .simulator import run
 
-LoweredRow = tuple[Action | Overlap, ...]
+LoweredRow = tuple[Item, ...]
 
 
 def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
@@ -27,6 +28,7 @@ def lower(schedule: Schedule, *, ahead: int = 0) -> tuple[LoweredRow, ...]:
     >>> print(lower(Schedule([["0F0", "0B0"], ["1F0", "1B0"]]))[0])
     (0F0, 0SEND_F0, 0RECV_B0, 0B0)
     """
+    expect(Schedule, schedule=schedule)
     num_stages = schedule.num_stages
     places = [
         (rank, i, action)

@@ -153,6 +153,11 @@ def test_lowering_sends_what_crosses_ranks_and_nothing_else():
     assert " ".join(map(str, rows[1])) == "1RECV_F0 1F0 2F0 2SEND_F0 2RECV_B0 2B0 1B0 1SEND_B0"
 
 
+def test_a_name_is_not_lowered():
+    with pytest.raises(ValueError, match="schedule must be a Schedule, got '1F1B': pplab.build"):
+        pp.lower("1F1B")
+
+
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_lowered_rows_keep_every_channel_in_order(rng, ahead):
     for _ in range(20):

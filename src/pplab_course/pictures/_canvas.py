@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pplab import palette
 from pplab.actions import B, F
 from pplab.lab.forms import LIMIT as LIMIT
+from pplab.plot import ink
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ Colour = str | tuple[str, float]  # with its opacity
 WIDTH = 380  # points: a phone of 360 pixels shows the whole, with 9 pixels for letters
 SIZE = 11  # of letters, in points
 LINE = 1.3  # points
+DASHED = (0, (2, 2.5))
 BLUE, ORANGE = palette.FILL[F], palette.FILL[B]  # what goes down in the forward, up in the backward
 # Black is the page's colour of text, so that these fit both themes.
 STATE: Colour = ("black", 0.3)
@@ -52,6 +54,18 @@ def box(ax: Axes, x: float, y: float, width: float, height: float, **style: obje
     from matplotlib.patches import Rectangle
 
     ax.add_patch(Rectangle((x, y), width, height, **{"lw": 0, "fc": STATE, **style}))
+
+
+def bar(ax: Axes, x: float, y: float, width: float, height: float, fill: str, text: str) -> None:
+    """A box with a little air at either end, and letters in its middle."""
+    box(ax, x + 0.7, y, width - 1.4, height, fc=fill)
+    say(ax, x + width / 2, y + height / 2, text, color=ink(fill))
+
+
+def key(ax: Axes, x: float, y: float, name: str, **style: object) -> None:
+    """A small square, and what its look means."""
+    box(ax, x, y, 13, 13, **style)
+    say(ax, x + 18, y + 6, name, ha="left")
 
 
 def frame(ax: Axes, x: float, y: float, width: float, height: float, **style: object) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ._canvas import (
     BLUE,
+    DASHED,
     EDGE,
     FAINT,
     ORANGE,
@@ -34,7 +35,7 @@ _LINES = (
 _ROW, _BEAD = 56, 8  # points
 _LAYERS = 3  # of each half
 _EDGE, _GAP = 12, 80  # from the picture's edge to a string, from string to string
-_DASHED, _DOTTED = (0, (2, 2.5)), (0, (1, 2.5))
+_DOTTED = (0, (1, 2.5))
 
 
 def handshake(lines: Sequence[str] = _LINES) -> Axes:
@@ -72,7 +73,7 @@ def _strings(ax: Axes, y: float, step: int) -> None:
     `received` to the loss.
     """
     left, right = (WIDTH - _GAP) / 2, (WIDTH + _GAP) / 2
-    line(ax, (WIDTH / 2, y - 14), (WIDTH / 2, y + 14), ls=_DASHED)
+    line(ax, (WIDTH / 2, y - 14), (WIDTH / 2, y + 14), ls=DASHED)
     _string(ax, y, (_EDGE, left), leaf=False, there=True, begun=True, done=step == 5)
     _string(
         ax, y, (WIDTH - _EDGE, right), leaf=True, there=step >= 2, begun=step >= 3, done=step >= 4

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pplab.plot import ink, shade
 
-from ._canvas import BLUE, LIMIT, LINE, WIDTH, arrow, box, canvas, line, listed, number, say
+from ._canvas import BLUE, DASHED, LIMIT, LINE, WIDTH, arrow, box, canvas, line, listed, number, say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,7 +181,7 @@ def _ghost(ax: Axes, x: float, width: float, total: float, ghost: float, scale: 
     high = min(_BASE + ghost * scale, top)
     corners = [(x, low + 2), (x, high), (x + width, high), (x + width, low + 2)]
     for start, end in ((0, 1), (2, 3)) if high == top else ((0, 1), (1, 2), (2, 3)):
-        line(ax, corners[start], corners[end], ls=(0, (2, 2.5)))
+        line(ax, corners[start], corners[end], ls=DASHED)
     if high == top:
         arrow(ax, (x + width / 2, low + 18), (x + width / 2, high + 4))
     say(ax, x + width / 2, high + 11, number(round(ghost) if ghost >= 10 else ghost))

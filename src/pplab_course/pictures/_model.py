@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._canvas import (
     BLUE,
+    DASHED,
     EDGE,
     FAINT,
     LIMIT,
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 # points: a rank's row, what lies between two, the whole model above them
 _ROW, _GAP, _TOP = 44, 30, 66
-_LEFT = 104  # where the cards begin
+_LEFT, _CARD = 104, 32  # where the cards begin, a card's height
+_OVER = (LIMIT, 0.45)  # what is more than a card has
 
 
 def cut_model(
@@ -73,41 +75,35 @@ def cut_model(
     full, y = _LEFT + budget * scale, height - 50
     say(ax, 0, y + 13, f"{sum(cut)} layers\non one GPU", ha="left", linespacing=1.15)
     box(ax, _LEFT, y, min(whole, budget) * scale, 26)
-    box(ax, full, y, max(whole - budget, 0) * scale, 26, fc=(LIMIT, 0.45))
+    box(ax, full, y, max(whole - budget, 0) * scale, 26, fc=_OVER)
     say(ax, _LEFT + 8, y + 13, f"{number(whole)} GB", ha="left")
     pitch = _ROW / max(cut)
     for rank, (layers, amount) in enumerate(zip(cut, state, strict=True)):
-        y = height - _TOP - rank * (_ROW + _GAP) - _ROW
+        y = height - _TOP - _ROW / 2 - rank * (_ROW + _GAP)
         for layer in range(layers):
-            box(
-                ax,
-                0,
-                y + _ROW / 2 + (layers / 2 - layer - 1) * pitch + 0.6,
-                50,
-                pitch - 1.2,
-                fc=EDGE,
-            )
-        arrow(ax, (57, y + _ROW / 2), (_LEFT - 8, y + _ROW / 2))
-        box(
-            ax,
-            _LEFT,
-            y + 6,
-            amount * scale,
-            _ROW - 12,
-            fc=STATE if amount <= budget else (LIMIT, 0.45),
-        )
-        frame(ax, _LEFT, y + 6, budget * scale, _ROW - 12)
-        say(ax, _LEFT + 8, y + _ROW / 2, f"{number(amount)} GB", ha="left")
-        say(ax, full + 9, y + _ROW / 2, f"GPU {rank}", ha="left")
+            box(ax, 0, y + (layers / 2 - layer - 1) * pitch + 0.6, 50, pitch - 1.2, fc=EDGE)
+        arrow(ax, (57, y), (_LEFT - 8, y))
+        low = y - _CARD / 2
+        box(ax, _LEFT, low, amount * scale, _CARD, fc=STATE if amount <= budget else _OVER)
+        frame(ax, _LEFT, low, budget * scale, _CARD)
+        say(ax, _LEFT + 8, y, f"{number(amount)} GB", ha="left")
+        say(ax, full + 9, y, f"GPU {rank}", ha="left")
         if rank < ranks - 1:
-            line(ax, (0, y - _GAP / 2), (46, y - _GAP / 2), ls=(0, (2, 2.5)))
-            say(ax, 52, y - _GAP / 2, f"after {sum(cut[: rank + 1])}", ha="left")
-            arrow(ax, (_LEFT + 10, y + 2), (_LEFT + 10, y - _GAP - 2), BLUE)
-            arrow(ax, (_LEFT + 24, y - _GAP - 2), (_LEFT + 24, y + 2), ORANGE)
-            say(ax, _LEFT + 33, y - _GAP / 2, "".join(notes[rank : rank + 1]), ha="left")
+            note = "".join(notes[rank : rank + 1])
+            _draw_boundary(ax, y - (_ROW + _GAP) / 2, sum(cut[: rank + 1]), note)
     line(ax, (full, 0), (full, height - 19), ec=LIMIT, lw=2 * LINE)
     say(ax, full, height - 9, f"{number(budget)} GB", color=LIMIT)
     return ax
+
+
+def _draw_boundary(ax: Axes, y: float, layers: int, note: str) -> None:
+    """The cut after so many layers, with the activation that goes down and its gradient."""
+    top, bottom = y + _GAP / 2 + 2, y - _GAP / 2 - 2
+    line(ax, (0, y), (46, y), ls=DASHED)
+    say(ax, 52, y, f"after {layers}", ha="left")
+    arrow(ax, (_LEFT + 10, top), (_LEFT + 10, bottom), BLUE)
+    arrow(ax, (_LEFT + 24, bottom), (_LEFT + 24, top), ORANGE)
+    say(ax, _LEFT + 33, y, note, ha="left")
 
 
 def crossing(shape: Sequence[int], bytes_per_value: float, layers: tuple[int, int]) -> Axes:
@@ -117,10 +113,8 @@ def crossing(shape: Sequence[int], bytes_per_value: float, layers: tuple[int, in
     Both have the same shape. `layers` is the number of layers of each of the two ranks, from layer
     0 on. A message takes prod(shape) * bytes_per_value bytes.
     """
-    size, text = (
-        named_bytes(prod(shape) * bytes_per_value),
-        " × ".join(f"{each:,}" for each in shape),
-    )
+    size = named_bytes(prod(shape) * bytes_per_value)
+    text = " × ".join(f"{each:,}" for each in shape)
     ax = canvas(
         150,
         f"For one microbatch, the upper rank sends the activation of its last layer down, {text} "
@@ -131,12 +125,12 @@ def crossing(shape: Sequence[int], bytes_per_value: float, layers: tuple[int, in
         frame(ax, 1, y, WIDTH - 2, 36, fc=FAINT)
         say(ax, 14, y + 18, f"rank {rank}", ha="left")
         say(ax, WIDTH - 14, y + 18, f"layers {start} to {start + count - 1}", ha="right")
-    line(ax, (0, 75), (WIDTH, 75), ls=(0, (2, 2.5)))
-    for x, ends, colour, what in (
-        (24, (111, 39), BLUE, "activation"),
-        (WIDTH / 2 + 24, (39, 111), ORANGE, "its gradient"),
+    line(ax, (0, 75), (WIDTH, 75), ls=DASHED)
+    for x, start, end, colour, what in (
+        (24, 111, 39, BLUE, "activation"),
+        (WIDTH / 2 + 24, 39, 111, ORANGE, "its gradient"),
     ):
-        arrow(ax, (x, ends[0]), (x, ends[1]), colour)
+        arrow(ax, (x, start), (x, end), colour)
         box(ax, x - 13, 66, 26, 18, fc=colour)  # an envelope
         line(ax, (x - 11, 82), (x, 73), (x + 11, 82), ec="white")
         say(ax, x + 22, 88, f"{what}, {size}", ha="left")

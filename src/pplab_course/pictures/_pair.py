@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from pplab.actions import W
 from pplab.palette import FILL
-from pplab.plot import ink
 
-from ._canvas import BLUE, FAINT, ORANGE, STATE, WIDTH, box, canvas, number, say
+from ._canvas import BLUE, FAINT, ORANGE, STATE, WIDTH, bar, box, canvas, key, number, say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,20 +60,12 @@ def pair(
             say(ax, 0, y + _BAR / 2, stream, ha="left")
             box(ax, _LEFT, y, _end(pieces) * scale, _BAR, fc=STATE if stream == COMPUTE else FAINT)
         for kind, letter, stream, start, length in pieces:
-            left, wide, fill = _LEFT + start * scale, length * scale, _FILL[kind]
-            box(ax, left + 0.7, rows[stream], wide - 1.4, _BAR, fc=fill)
-            say(
-                ax,
-                left + wide / 2,
-                rows[stream] + _BAR / 2,
-                "W" if kind == "w" else letter,
-                color=ink(fill),
-            )
+            left, text = _LEFT + start * scale, "W" if kind == "w" else letter
+            bar(ax, left, rows[stream], length * scale, _BAR, _FILL[kind], text)
         top -= 3 * _ROW + 8
     say(ax, 0, 28, "A attention   D dispatch   E experts   C combine", ha="left")
-    for x, fill, name in ((0, BLUE, "forward"), (90, ORANGE, "backward of another microbatch")):
-        box(ax, x, 3, 13, 13, fc=fill)
-        say(ax, x + 18, 9, name, ha="left")
+    key(ax, 0, 3, "forward", fc=BLUE)
+    key(ax, 90, 3, "backward of another microbatch", fc=ORANGE)
     return ax
 
 

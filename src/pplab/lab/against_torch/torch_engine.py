@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...actions import Action, B, F, I, Kind, W, parts
+from ...actions import Action, B, F, I, W, parts
 from ...errors import unknown
 from ...runtime import (
     Batch,
@@ -104,12 +104,7 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
     if rank.transport == "shared":
         rank.transport = "gloo"  # torch's runtime knows nothing of the memory that the ranks share
     rank.listen()
-    pace = next(
-        (extra.seconds(schedule.num_stages) for extra in job.extras if isinstance(extra, Pace)),
-        None,
-    )
-    times: dict[Action, tuple[object, object]] = {}
-    runner = _runner(rank, pace, times)
+    runner, times = _runner(rank), rank.times
     if rank.overlap is not None and schedule.columns.overlaps:
         run_pairs(runner, rank, times)
     last = schedule.num_stages - 1 in rank.modules
@@ -137,14 +132,37 @@ def train_torch(context: RankContext, job: Job) -> RankReport:
 
 
 class _Rank(Rank):
-    """A rank where torch cuts the batches, and losses have the shares of the batch's."""
+    """A rank where torch cuts the batches, and losses have the shares of the batch's. It notes in
+    `times` when a step's actions run.
+    """
 
     def __init__(self, context: RankContext, job: Job):
         super().__init__(context, job)
         self.losses: list[tuple[int, torch.Tensor]] = []  # this rank's parts, by microbatch
         self.adds = False  # whether a layer has added to the loss
         self.forward = 0  # the microbatch whose forward was the last one
+        self.times: dict[Action, tuple[object, object]] = {}
         self._kind: str | None = None
+        stages = job.schedule.num_stages
+        self._pace_s = next(
+            (extra.seconds(stages) for extra in job.extras if isinstance(extra, Pace)), None
+        )
+
+    @contextmanager
+    def noting(self, action: Action) -> Iterator[None]:
+        """A context for an action, which lasts at least its pace."""
+        device, pace_s = self.context.device, self._pace_s
+        if action.kind is F:
+            self.forward = action.microbatch
+        if pace_s:
+            settle(device)
+        start = self.clock.mark()
+        with (
+            self.around("call", action),
+            paced(device, pace_s[action.kind][action.stage]) if pace_s else nullcontext(),
+        ):
+            yield
+        self.times[action] = start, self.clock.mark()
 
     def load(self, batch: Batch) -> list[Batch]:
         """The batch, uncut. Raises ValueError for what torch's runtime can't take, because it cuts
@@ -190,28 +208,49 @@ class _Rank(Rank):
         return loss * (share * len(self.shares)) if share else output.sum() * 0
 
 
-def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: dict) -> Any:
-    """torch's runtime on stages that note when each action runs."""
+def _runner(rank: _Rank) -> Any:
+    """torch's runtime for the rank: its class for the schedule's name, or its interpreter, which
+    gets the rows.
+    """
+    from torch.distributed.pipelining import schedules
+
+    schedule, stages = rank.job.schedule, _stages(rank)
+    name = CLASSES.get(schedule.name, "_PipelineScheduleRuntime")
+    only_one = schedule.num_stages == schedule.num_ranks and name in (
+        "ScheduleGPipe",
+        "Schedule1F1B",
+    )
+    runner = getattr(schedules, name)(
+        stages[0] if only_one else stages,
+        schedule.num_microbatches,
+        loss_fn=rank.loss,
+        scale_grads=rank.job.workload.reduction == "mean",
+    )
+    if schedule.name not in CLASSES:
+        load_rows(runner, schedule)
+    return runner
+
+
+def _stages(rank: _Rank) -> list[Any]:
+    """The rank's stages as torch's runtime takes them. They tell the rank when each action runs and
+    what layers add to the loss.
+    """
     from torch.distributed import pipelining  # takes a second: only where it is used
-    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-    context, job, mark, around = rank.context, rank.job, rank.clock.mark, rank.around
-    schedule, device = job.schedule, context.device
-
-    class Timed(pipelining.PipelineStage):
+    class Told(pipelining.PipelineStage):
         def forward_one_chunk(self, fwd_chunk_id, *args, **kwargs):
-            return self._time(F, fwd_chunk_id, super().forward_one_chunk, *args, **kwargs)
+            with rank.noting(Action(self.stage_index, F, fwd_chunk_id)):
+                return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
         def backward_one_chunk(self, bwd_chunk_id, loss=None, full_backward=True, **kwargs):
             kind = B if full_backward else I
-            call = super().backward_one_chunk
-            return self._time(
-                kind, bwd_chunk_id, call, loss=loss, full_backward=full_backward, **kwargs
-            )
+            with rank.noting(Action(self.stage_index, kind, bwd_chunk_id)):
+                return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, **kwargs)
 
         def backward_weight_one_chunk(self, bwd_chunk_id, **kwargs):
             try:
-                return self._time(W, bwd_chunk_id, super().backward_weight_one_chunk, **kwargs)
+                with rank.noting(Action(self.stage_index, W, bwd_chunk_id)):
+                    return super().backward_weight_one_chunk(bwd_chunk_id, **kwargs)
             except RuntimeError as error:
                 if "graph a second time" not in str(error) or not rank.adds:
                     raise
@@ -235,39 +274,11 @@ def _runner(rank: _Rank, pace_s: Mapping[Kind, Sequence[float]] | None, times: d
                 if op.group_peer != self.group_rank
             ]
 
-        def _time(self, kind, chunk, call, *args, **kwargs):
-            action = Action(self.stage_index, kind, chunk)
-            if kind is F:
-                rank.forward = chunk
-            if pace_s:
-                settle(device)
-            start = mark()
-            with (
-                around("call", action),
-                paced(device, pace_s[kind][self.stage_index]) if pace_s else nullcontext(),
-            ):
-                made = call(chunk, *args, **kwargs)
-            times[action] = (start, mark())
-            return made
-
-    group = _own_group(context) if device.type == "cuda" else None
-    stages = [
-        Timed(module, index, schedule.num_stages, device, group=group)
-        for index, module in rank.modules.items()
+    count, device = rank.job.schedule.num_stages, rank.context.device
+    group = _own_group(rank.context) if device.type == "cuda" else None
+    return [
+        Told(module, index, count, device, group=group) for index, module in rank.modules.items()
     ]
-    options = {"loss_fn": rank.loss, "scale_grads": job.workload.reduction == "mean"}
-    name = CLASSES.get(schedule.name)
-    if name is None:
-        runner = _PipelineScheduleRuntime(stages, schedule.num_microbatches, **options)
-        load_rows(runner, schedule)
-        return runner
-    only_one = schedule.num_stages == schedule.num_ranks and name in (
-        "ScheduleGPipe",
-        "Schedule1F1B",
-    )
-    return getattr(pipelining, name)(
-        stages[0] if only_one else stages, schedule.num_microbatches, **options
-    )
 
 
 class _Adding(torch.autograd.Function):

@@ -15,7 +15,7 @@ as slow as it may be. The error of a prediction is a sum, in shares of the step:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
@@ -37,6 +37,8 @@ from .deliveries import observe
 _DRAWS, _WORK = 8, 10_000
 _Way = tuple[str, bool]  # who waits, and whether ranks are late besides
 _WAYS: tuple[_Way, ...] = (SENDS[0], True), (SENDS[1], True), (SENDS[1], False)
+# for each way to send: of all draws, with links as fast as may be, and of all with slow ones
+_Makespans = dict[_Way, list[tuple[float, ...]]]
 # of a step: ways to send whose replays are so close to what was measured aren't ruled out
 _NEAR = 0.01
 
@@ -70,39 +72,56 @@ def predict_orders(steps: Sequence[Timeline]) -> list[WhatIf]:
     costs_of = cache(lambda number: calibrate(steps[number]))
 
     @cache
-    def machine(draw: int, count: int) -> list[Costs]:
-        number = draw % len(steps)
-        return _machine(steps[number], costs_of(number), count, Random(draw))
+    def machines(num_microbatches: int) -> list[list[Costs]]:
+        """What actions take in every draw."""
+        numbers = [draw % len(steps) for draw in range(draws)]
+        return [
+            _machine(steps[number], costs_of(number), num_microbatches, Random(draw))
+            for draw, number in enumerate(numbers)
+        ]
 
-    took = fmean(step.makespan for step in steps)
-    replays = _replays(own, dict(zip(_WAYS, _WAYS, strict=True)), machine, draws)
-    off = {
-        way: abs(fmean(run.makespan for runs in found for run in runs) / took - 1)
-        for way, found in replays.items()
-    }
-    nearest = min(off, key=off.__getitem__)
-    noise = _noise([run.makespan / took for run, _ in replays[nearest]], len(steps))
-    ways = [way for way in _WAYS if off[way] <= off[nearest] + noise + _NEAR]
+    # What ran is predicted first: that tells which ways to send are possible.
+    replays = _predict(own, _WAYS, machines)
+    ways, of_replay = _not_ruled_out(replays, steps)
 
     def what_if(what: str, schedule: Schedule, sends: str = "") -> WhatIf:
-        changes = defaultdict(list)
-        M = schedule.num_microbatches
-        taken = {way: (sends or way[0], way[1]) for way in ways}
-        for way, found in _replays(schedule, taken, machine, draws).items():
-            for runs, earlier in zip(found, replays[way], strict=True):
-                for bound, (run, before) in enumerate(zip(runs, earlier, strict=True)):
-                    changes[way, bound].append(
-                        run.makespan / M / (before.makespan / own.num_microbatches) - 1
-                    )
-        means = [fmean(found) for found in changes.values()]
-        error = off[nearest] + max(_noise(found, len(steps)) for found in changes.values())
-        error += (max(means) - min(means)) / 2
-        return WhatIf(what, (max(means) + min(means)) / 2, error, max(runs[-1].peak_in_flight))
+        """Compare every prediction with the replay of the same draw."""
+        predicted = _predict(schedule, ways, machines, sends)
+        changes = _changes(predicted, schedule, replays, own)
+        means = [fmean(found) for found in changes]
+        of_steps = max(_noise(found, len(steps)) for found in changes)
+        of_machine = (max(means) - min(means)) / 2
+        error = of_replay + of_steps + of_machine
+        return WhatIf(what, (max(means) + min(means)) / 2, error, max(schedule.peak_in_flight))
 
-    rows = [WhatIf("as it ran (replay)", 0.0, off[nearest], max(steps[0].peak_in_flight))]
+    rows = [WhatIf("as it ran (replay)", 0.0, of_replay, max(steps[0].peak_in_flight))]
     if SENDS[0] not in dict(ways):
         rows.append(what_if("nobody waits for sends", own, SENDS[0]))
     return rows + [what_if(*named) for named in _schedules(own, costs_of(len(steps) // 2))]
+
+
+def _not_ruled_out(replays: _Makespans, steps: Sequence[Timeline]) -> tuple[list[_Way], float]:
+    """The ways to send whose replays are near what was measured, and how far off the nearest is."""
+    took = fmean(step.makespan for step in steps)
+    off = {way: abs(fmean((*fast, *slow)) / took - 1) for way, (fast, slow) in replays.items()}
+    nearest = min(off, key=off.__getitem__)
+    noise = _noise([time / took for time in replays[nearest][0]], len(steps))
+    return [way for way in _WAYS if off[way] <= off[nearest] + noise + _NEAR], off[nearest]
+
+
+def _changes(
+    predicted: _Makespans, schedule: Schedule, replays: _Makespans, own: Schedule
+) -> list[list[float]]:
+    """For each way to send and bound of the links, how much every draw's time per microbatch
+    differs from its replay's.
+    """
+    M, own_M = schedule.num_microbatches, own.num_microbatches
+    changes = []
+    for way, bounds in predicted.items():
+        for times, replayed in zip(bounds, replays[way], strict=True):
+            pairs = zip(times, replayed, strict=True)
+            changes.append([time / M / (before / own_M) - 1 for time, before in pairs])
+    return changes
 
 
 def _noise(found: Sequence[float], count: int) -> float:
@@ -145,36 +164,38 @@ def _machine(step: Timeline, costs: Costs, num_microbatches: int, random: Random
     return [replace(costs, links={**costs.links, **fast}) if fast else costs, costs]
 
 
-def _replays(
+def _predict(
     schedule: Schedule,
-    ways: Mapping[_Way, _Way],
-    machine: Callable[[int, int], list[Costs]],
-    draws: int,
-) -> dict[_Way, list[list[Timeline]]]:
-    """For each way to send, the runs of every draw. Rows for which no class waits for its sends use
-    those where no rank waits.
+    ways: Sequence[_Way],
+    machines: Callable[[int], list[list[Costs]]],
+    sends: str = "",
+) -> _Makespans:
+    """For each way to send, the makespans on every machine. Rows for which no class waits for its
+    sends use those where no rank waits. `sends`, if given, replaces who waits.
     """
-    made: dict[_Way, list[list[Timeline]]] = {}
+    made: _Makespans = {}
     found = {}
-    for way, (sends, late) in ways.items():
+    for way in ways:
+        waits, late = sends or way[0], way[1]
         try:
-            simulated = simulator_of(schedule, sends)
+            simulated = simulator_of(schedule, waits)
         except ValueError:
-            sends = SENDS[0]
-            simulated = simulator_of(schedule, sends)
-        if (sends, late) not in made:
-            machines = (machine(draw, schedule.num_microbatches) for draw in range(draws))
-            made[sends, late] = [_runs(simulated, each, late) for each in machines]
-        found[way] = made[sends, late]
+            waits = SENDS[0]
+            simulated = simulator_of(schedule, waits)
+        if (waits, late) not in made:
+            drawn = machines(schedule.num_microbatches)
+            pairs = [_at_both_bounds(simulated, machine, late) for machine in drawn]
+            made[waits, late] = [*zip(*pairs, strict=True)]
+        found[way] = made[waits, late]
     return found
 
 
-def _runs(
+def _at_both_bounds(
     simulated: Callable[[Costs | None], Timeline], machine: Sequence[Costs], late: bool
-) -> list[Timeline]:
+) -> tuple[float, float]:
     fast, slow = machine if late else [replace(costs, overhead=0) for costs in machine]
-    run = simulated(slow)
-    return [run if fast == slow else simulated(fast), run]
+    most = simulated(slow).makespan
+    return most if fast == slow else simulated(fast).makespan, most
 
 
 def _schedules(own: Schedule, costs: Costs) -> Iterator[tuple[str, Schedule]]:
