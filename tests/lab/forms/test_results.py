@@ -305,7 +305,7 @@ def test_the_runtime_sets_what_the_pages_say():
     settings = {"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_LAUNCH_ORDER_IMPLICIT": "0"}
     assert gpu.ENVIRONMENT == settings
     assert all(name in PAGE for name in settings)
-    assert gpu._MOST_CTAS == 4 and "has only four of NCCL's blocks" in PAGE and "pplab takes 4 blocks" in HANGS_PAGE
+    assert gpu._MOST_CTAS == 4 and "only four of NCCL's blocks" in PAGE and "pplab takes 4 blocks" in HANGS_PAGE
 
 
 def test_the_page_counts_wires_and_dollars_right():
