@@ -6,7 +6,8 @@ import functools
 import gc
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..actions import Item
@@ -16,6 +17,20 @@ from ..schedule import Schedule
 
 MOST_FORWARDS = 2**24  # of a schedule: tens of GB
 Rows = Sequence[Sequence[Item]]  # row r: what rank r runs, in order
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Garbage stays, because its collection would look at millions of new actions again and
+    again.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclass(eq=False)
@@ -62,13 +77,8 @@ class Builder:
                 f"{self.name} with {P} ranks, {M} microbatches and {each} stages per rank has more "
                 f"than {MOST_FORWARDS:,} forwards: take fewer of these"
             )
-        collects = gc.isenabled()
-        gc.disable()  # it would look at millions of new actions again and again
-        try:
+        with uncollected():
             return Schedule(self.rows(P, M, **options), self.name)
-        finally:
-            if collects:
-                gc.enable()
 
 
 ALL: list[Builder] = []  # that are registered so far: `known` has all

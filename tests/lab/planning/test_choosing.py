@@ -6,6 +6,7 @@ import contextlib
 import functools
 import io
 import json
+import random
 import re
 import shlex
 import statistics
@@ -33,6 +34,7 @@ from pplab.lab import (
     profiled,
 )
 from pplab.lab.measuring.orders import predict_orders
+from pplab.lab.planning import ways
 from pplab.lab.shell.choice import model_of
 from pplab.lab.shell.commands import main
 
@@ -414,6 +416,23 @@ def test_a_large_mixture_on_1024_gpus_takes_ten_seconds():
     kimi, begin = lab.Model(kinds[:1] + kinds[1:] * 60, 7168, 4096, 163840), time.process_time()
     found = choose(kimi, machine_of("h100", 8, 50e9, host=8.8e-3), 1024, 2048)
     assert time.process_time() - begin < 2000 * seconds_of_a_plan() and found.best.plan.experts.gpus > 1
+
+
+def test_later_whole_rounds_of_microbatches_fill_no_rank_more(monkeypatch):
+    """So what fits is found on two rounds; a round that isn't whole may add to it, and all are looked at."""
+    for P, V, rounds in product((2, 3, 4), (1, 2, 3), (3, 5)):
+        options = {"stages_per_rank": V} if V > 1 else {}
+        sizes = [float(each) for each in random.Random(P * V).sample(range(1, 99), 4 * P * V)]
+        memory = pp.Memory(*(sizes[first::4] for first in range(4)))
+        few, many = (
+            pp.build(ways._STEADY[V > 1], num_ranks=P, num_microbatches=M, **options) for M in (2 * P, rounds * P)
+        )
+        assert few.peak_held(memory) == many.peak_held(memory)
+    looked_at = []
+    monkeypatch.setattr(ways, "fitted", lambda asked, rows, *rest: looked_at.append(rows.num_microbatches) or asked)
+    for schedule, batch in (("1F1B", 40), ("Interleaved1F1B", 42), ("GPipe", 40)):
+        choose(Transformer(8, 512, 512), CPUS, 4, batch, tp=1, dp=1, schedules=[schedule])
+    assert looked_at == [8, 42, 40]
 
 
 CPUS = Machine(2, pp.Link(1e-4, 1e9), pp.Link(1e-4, 1e9), flops=1e12, memory=8e9)

@@ -184,7 +184,7 @@ def test_the_first_row_has_the_degrees_that_nvidia_publishes(name):
     """Tensor, context and pipeline ranks of Megatron Bridge's archive of summaries, as chapter 12 shows them. In FP8 a
     GPU reaches what gives published rows their speed; of GB300, 72 share an NVLink."""
     network = pp.Link(10e-6, 50e9)
-    h100 = lab.Machine(8, pp.Link(5e-6, 450e9), network, flops=922.5e12, memory=80e9, ring=367e9, ports=8)
+    h100 = lab.Machine(8, pp.Link(5e-6, 450e9), network, flops=933.5e12, memory=80e9, ring=367e9, ports=8)
     gb300 = lab.Machine(72, pp.Link(5e-6, 900e9), network, flops=2900e12, memory=270e9)
     shared = {"sequence": 8192, "kv_heads": 8, "gated": True, "vocabulary": 128_256}
     middle = lab.Transformer(80, 8192, heads=64, mlp_width=28_672, **shared)

@@ -227,9 +227,10 @@ def mixtures(
         if run.precision != "BF16":
             machine = replace(machine, flops=2 * machine.flops, flops_bf16=machine.flops)
         if told:
-            machine = replace(machine, hbm=0.9 * hbm, host=8.8e-3 * (experts is not None))
+            machine = replace(machine, hbm=0.9 * hbm, host=8.8e-3 * (experts is not None and not run.graphs))
         deep = run.pp > 1 < run.stages_per_rank
         how = {"schedule": "Interleaved1F1B", "stages_per_rank": run.stages_per_rank} if deep else {}
+        how["recompute"] = run.again or False
         layout, how["experts"], how["shard_optimizer"] = Layout(run.tp, run.pp, run.dp, cp=run.cp), experts, True
         took = run.batch * run.sequence / run.tokens_per_s_per_gpu / run.gpus
         return plan(model, machine, layout, run.batch, run.microbatch, **how).step_s / took
@@ -252,16 +253,16 @@ def mixtures(
 
 @pytest.mark.long
 def test_mixtures_with_one_share_of_the_peak():
-    """Fitted to the dense 70 billion of each release, and to DeepSeek-V3 on GB200."""
+    """Fitted to the dense 70 billion of each release, and to DeepSeek-V3 on GB200; with recipes' graphs and modules."""
     dense, rows = MIXTURES["dense"], MIXTURES["rows"]
     base = [row for row in rows if row[1:3] == ["DeepSeekV3", "GB200"]]
     others = [row for row in rows if row not in base]
     on_dense, bare = (mixtures(told, lambda run: run.model == "LLAMA3_70B", dense, rows) for told in (True, False))
     on_mixture = mixtures(True, lambda run: (run.model, run.gpu) == ("DeepSeekV3", "GB200"), base, others)
     assert [len(each) for each in (on_dense, bare, on_mixture)] == [69, 69, 64]
-    assert [round(100 * off([e for _, e in each])) for each in (on_dense, bare, on_mixture)] == [24, 43, 18]
-    assert statistics.median(e for name, e in on_mixture if name == "GPT OSS 120B") < -0.3
-    assert off([e for name, e in on_mixture if name != "GPT OSS 120B"]) < 0.16
+    assert [round(100 * off([e for _, e in each])) for each in (on_dense, bare, on_mixture)] == [20, 43, 16]
+    assert statistics.median(e for name, e in on_mixture if name == "GPT OSS 120B") < -0.4
+    assert off([e for name, e in on_mixture if name != "GPT OSS 120B"]) < 0.12
 
 
 def test_what_is_reserved_is_one_constant_or_the_copies_of_an_optimizers_step():

@@ -13,6 +13,7 @@ from math import hypot, inf, log2
 from operator import attrgetter, itemgetter
 from statistics import mode
 
+from ...builders.registry import uncollected
 from ...errors import accept, expect, number, positive_int
 from ...schedule import plural
 from ..forms import Table, progress_line
@@ -304,7 +305,7 @@ def choose(
     degrees = tp, cp, ep, range(1, gpus + 1) if dp is None else dp, microbatch
     what = f"{plural(gpus, 'GPU')} and {plural(batch, 'sequence')}"
     best: dict[tuple, Plan] = {}  # of each layout and schedule
-    with progress_line() as tell:
+    with uncollected(), progress_line() as tell:
         for each in sorted(_planned(task.ways(degrees, schedules, experts), what, tell), key=order):
             best.setdefault((each.layout, each.timeline.schedule.name), each)
         fitting = [each for each in best.values() if each.fits]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 from ...actions import B, F
 from ...errors import expect, positive_int
@@ -68,7 +68,10 @@ def fsdp_plan(
         raise ValueError(f"{batch} sequences don't divide among {layout.dp} ranks")
     sizes = [n for n in range(1, each + 1) if each % n == 0] if microbatch is None else [microbatch]
     given = partial(plan, model, machine, layout, batch, state=state, experts=experts)
-    ways = [partial(given, at_a_time, schedule="naive", recompute=recompute) for at_a_time in sizes]
+    ways = [
+        cache(partial(given, at_a_time, schedule="naive", recompute=recompute))
+        for at_a_time in sizes
+    ]
     whole = [planned() for planned in ways]
     weights = whole[0].weights(gathers=zero != 0)
     found = [

@@ -28,6 +28,9 @@ Degrees = int | Iterable[int]  # one, or several to choose from
 Way = tuple[float, Callable[[bool], Plan]]
 _MOST_STAGES = 5  # of a rank
 MOST_FORWARDS = 2**14  # of a pipeline
+# whose ranks hold no more in later rounds of microbatches than in the first two, if all are whole:
+# so what fits is found on two
+_STEADY = ("1F1B", "Interleaved1F1B")
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,10 @@ class Task:
         if layout.pp == 1:
             return fsdp_plan(*given, modules=True, state=self.state, experts=experts)
         options = {"stages_per_rank": V} if "stages_per_rank" in builder.options else {}
-        rows = builder(layout.pp, self.batch // layout.dp // b, **options)
+        built = partial(builder, layout.pp, **options)
+        M = self.batch // layout.dp // b
+        steady = builder.name in _STEADY and M % layout.pp == 0
+        rows = built(min(M, 2 * layout.pp) if steady else M)
         cut = _weighed(self.model, rows, self.machine.slower)
         asked = Asked(
             self.model,
@@ -138,7 +144,7 @@ class Task:
         return plan(
             *given,
             b,
-            schedule=rows,
+            schedule=built(M),
             cut=cut,
             recompute=not least or least.recompute,
             state=self.state,
