@@ -411,7 +411,7 @@ def test_what_pages_say_of_the_h100_is_recorded():
             f"{copies[2]:.2f} times as long during copies in both",
         ],
         "notebooks/14_profile.ipynb": [
-            f"between {-100 * min(errors):.1f} % below the measured step and {100 * max(errors):.1f} % above",
+            f"between {-100 * min(errors):.1f} % too short and {100 * max(errors):.1f} % too long",
             f"promises {told['1F1B']} for 1F1B, which took {steps['1F1B']}",
             f"promises {told['GPipe']} for GPipe, which took {steps['GPipe']}",
         ],
