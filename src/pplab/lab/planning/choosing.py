@@ -25,7 +25,7 @@ from .layout import Layout, Machine, at_degree
 from .planner import Plan
 from .state import State
 from .transformer import Transformer, checked
-from .ways import MOST_FORWARDS, Degrees, Task, Way, order, planned_again, polished
+from .ways import MOST_FORWARDS, Degrees, Task, TooLarge, Way, order, planned_again, polished
 
 SCHEDULES = ("1F1B", "Interleaved1F1B")  # that Megatron-LM and torch have, and torch compiles
 _AXES = "tp cp pp dp ep".split()
@@ -37,6 +37,7 @@ _GROUPS = {  # the rows by what can be said of them
 _STEP = attrgetter("plan.step_s")
 _SLACK = 1.08  # a layout whose estimate is so much slower than the fastest plan isn't planned
 _FINALISTS, _SHOWN, _EQUAL = 3, 10, 5
+_LARGE = 3  # rows that are listed where nothing fits
 _MANY = 64  # GPUs, above which a step may take longer than predicted
 _LONG = 8192  # tokens of a sequence from which context ranks are tried
 _MOST_GPUS, _MOST_LAYERS = 2**17, 1000
@@ -318,7 +319,7 @@ def choose(
             others += [each for each in fitting[_SHOWN:] if each.layout.pp > 1][:1]
         large = [] if fitting else sorted(best.values(), key=attrgetter("memory_bytes"))
         rows = _compared(fitting[:_SHOWN] + others, unsure, tell)
-        too_large = _compared(large[:3], unsure, tell)
+        too_large = _compared(large[:_LARGE], unsure, tell)
     split = sum(not row.slower for row in rows)
     # with a pipeline and without one; the others are listed as they are preferred
     fastest = {
@@ -330,8 +331,11 @@ def choose(
 
 
 def _planned(ways: Iterable[Way], what: str, tell: Callable[[str], None]) -> list[Plan]:
-    """The plans of all ways that may be among the fastest. ValueError where there are none: why."""
+    """The plans of all ways that may be among the fastest; where nothing fits, the smallest ones.
+    ValueError where there are none: why.
+    """
     found: list[Plan] = []
+    large: list[tuple[float, int, Callable[[bool], Plan]]] = []  # what they need, their turns
     refused, fastest, actions = [], inf, 0
     ordered = sorted(ways, key=itemgetter(0))
     for turn, (_, planned) in enumerate(ordered, 1):
@@ -341,13 +345,23 @@ def _planned(ways: Iterable[Way], what: str, tell: Callable[[str], None]) -> lis
             break
         tell(f"planning layout {turn} of {worth}")
         try:
-            found.append(planned(fastest < inf))
+            found.append(planned(True))
+        except TooLarge as error:
+            large.append((error.needs, turn, planned))
+            continue
         except ValueError as error:
             refused.append(str(error))
             continue
         actions += len(found[-1].timeline.schedule.columns.kinds)
         if found[-1].fits:
             fastest = min(fastest, found[-1].step_s)
+    for _, _, planned in sorted(large) if fastest == inf else ():
+        try:
+            found.append(planned(False))
+        except ValueError as error:
+            refused.append(str(error))
+        if sum(each.layout.pp > 1 for each in found) == _LARGE:
+            break
     if not found:
         why = mode(
             refused

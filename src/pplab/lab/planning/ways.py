@@ -33,6 +33,14 @@ MOST_FORWARDS = 2**14  # of a pipeline
 _STEADY = ("1F1B", "Interleaved1F1B")
 
 
+class TooLarge(ValueError):
+    """What doesn't fit, though all layers compute again: its fullest rank `needs` so many bytes."""
+
+    def __init__(self, layout: Layout, needs: float) -> None:
+        super().__init__(f"{layout} doesn't fit, though all layers compute again")
+        self.needs = needs
+
+
 @dataclass(frozen=True)
 class Task:
     """What is to be trained, on what: `batch` sequences a step on so many `gpus`."""
@@ -111,8 +119,8 @@ class Task:
         experts: ExpertLayers | None,
         must_fit: bool,
     ) -> Plan:
-        """The plan with a cut that weighs the head; without a pipeline the fastest one. ValueError
-        for what must fit and doesn't, before it is simulated.
+        """The plan with a cut that weighs the head; without a pipeline the fastest one. TooLarge for
+        what must fit and doesn't, before it is simulated.
         """
         given = self.model, self.machine, layout, self.batch
         if layout.pp == 1:
@@ -138,9 +146,11 @@ class Task:
             "",
         )
         paired = experts and rows.columns.overlaps  # runs whole layers again
-        least = fitted(asked, rows, asked.state_bytes(), not paired)
+        parameters = asked.state_bytes()
+        least = fitted(asked, rows, parameters, not paired)
         if least is None and must_fit:
-            raise ValueError(f"{layout} doesn't fit, though all layers compute again")
+            again = replace(asked, recomputed=cut)
+            raise TooLarge(layout, max(rows.peak_held(again.stage_memory(parameters))))
         return plan(
             *given,
             b,
