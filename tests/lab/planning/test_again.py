@@ -75,7 +75,8 @@ def attend(q, k, v):
 
 def attention(x, run):
     (qkv,) = matrices(normed(x), qkv=288)  # heads that are wider than their share of the width
-    return matrices(run("core_attn", attend, *qkv.chunk(3, -1)), out=64)[0]
+    given = run("core_attn", attend, *qkv.chunk(3, -1))
+    return given @ weight("out", given.shape[-1], 64).t()  # keeps what it reads as it is (attention.py:428)
 
 
 def latent(x, run):
@@ -214,8 +215,8 @@ def test_what_nvidia_measured_of_modules():
 
 def test_what_nvidia_measured_of_memory():
     """The same runs, and others of its skills/nemo-mbridge-perf-memory-tuning: GB of the first line that any rank
-    prints, after a step or two (scripts/performance/utils/evaluate.py). FP8 weights alone are stored. Up to 8 % too
-    much is predicted where activations fill a rank, and 10 % too little where the optimizer's step does."""
+    prints, after a step or two (scripts/performance/utils/evaluate.py). FP8 weights alone are stored. Up to 9 % too
+    much is predicted where activations fill a rank, and 11 % too little where the optimizer's step does."""
     how = {"schedule": "Interleaved1F1B", "shard_optimizer": True, "state": lab.State(1, 2, 12)}
     machine, errors = replace(lab.machine_of("h100", 8, 50e9, precision="fp8"), reserved=0), []
     for *layout, V, modules, measured in (
@@ -225,7 +226,7 @@ def test_what_nvidia_measured_of_memory():
     ):  # fmt: skip
         found = lab.plan(LLAMA, machine, Layout(*layout), 32, recompute=modules, stages_per_rank=V, **how)
         errors.append(round(100 * (found.memory_bytes / measured / 1e9 - 1)))
-    assert errors == [5, 4, -10, -10, 0, 8, -11]
+    assert errors == [6, 5, -10, -10, 1, 9, -11]
 
 
 def test_an_optimizers_step_copies_gradients_of_two_bytes():

@@ -120,13 +120,13 @@ class Kind:
 
 # In FP8 Transformer Engine keeps a byte of each number that a matrix reads (d0067d0d,
 # linear.py:616, layernorm_linear.py:487), in place of the number unless something else reads it,
-# too, as a backward of attention reads its output. Scans are counted as in bfloat16
+# too. Attention's backward reads what attention gives, so there the matrix keeps no copy, except
+# under the recipe `delayed` (Megatron-LM's attention.py:428). Scans are counted as in bfloat16
 
 
-def _core(part: Part, gives: int, scores: int = 0) -> dict[str, Part]:
+def _core(part: Part, scores: int = 0) -> dict[str, Part]:
     """Its products of pairs, once more also where FlashAttention keeps no scores: Megatron-LM
-    checkpoints the call (attention.py:1555). In FP8 what it `gives` is free until then, since the
-    next matrix has its own copy.
+    checkpoints the call (attention.py:1555).
     """
     return {
         "core_attn": Part(
@@ -135,7 +135,6 @@ def _core(part: Part, gives: int, scores: int = 0) -> dict[str, Part]:
             window=part.window,
             chunked=part.chunked,
             masks=scores,
-            less_in_fp8=-2 * gives,
             passed=part.passed,
             sums=0,
         )
@@ -154,13 +153,13 @@ def attention(
     numbers = {
         "pairs": 4 * query,
         "kept": 2 * (width + query + keys),
-        "less_in_fp8": width - query,
+        "less_in_fp8": width,
         "passed": 2 * keys,
         "heads": heads,
         "said": said,
     }
     found = Part("attention", width * 2 * (query + keys), **numbers | more)
-    return replace(found, again=_core(found, query, scores))
+    return replace(found, again=_core(found, scores))
 
 
 def mlp(width: int, wide: int, gated: bool, act: str = "", **more: Any) -> Part:
@@ -203,7 +202,6 @@ def latent(
         pairs=2 * (query + values),
         window=seen,
         kept=2 * (width + query + values) + q_rank + kv_rank + rope,
-        less_in_fp8=-values,
         passed=query + values,
         heads=heads,
         said=dict(
@@ -216,7 +214,7 @@ def latent(
             index=index,
         ),
     )
-    again = _core(found, values) | {
+    again = _core(found) | {
         "layernorm": Part("layernorm", kept=width, sums=0),
         "mla_up_proj": Part("mla_up_proj", up, kept=2 * query + values, sums=0),
     }

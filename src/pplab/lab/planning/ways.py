@@ -119,8 +119,8 @@ class Task:
         experts: ExpertLayers | None,
         must_fit: bool,
     ) -> Plan:
-        """The plan with a cut that weighs the head; without a pipeline the fastest one. TooLarge for
-        what must fit and doesn't, before it is simulated.
+        """The plan with a cut that weighs the head; without a pipeline the fastest one. Raises
+        TooLarge for what must fit and doesn't, before it is simulated.
         """
         given = self.model, self.machine, layout, self.batch
         if layout.pp == 1:
