@@ -189,6 +189,9 @@ def test_a_childs_line_with_underscores_is_read_as_megatron_lms():
     line += "selective --recompute_modules moe_act mla_up_proj"
     found = lab.read_launch(line, num_layers=32, gpus=8).arguments
     assert found["experts"].whole and found["recompute"] == ("moe_act", "mla_up_proj")  # its defaults, and its model's
+    for off in ("moe_grouped_gemm", "multi_latent_attention"):
+        with pytest.raises(ValueError, match=off.replace("_", "-")):
+            lab.read_launch(f"{line} --{off} false", gpus=8, num_layers=32)
 
 
 def test_what_a_script_passes_can_be_read(tmp_path):

@@ -206,7 +206,7 @@ class Case:
             recompute=recompute if isinstance(recompute, bool) else tuple(recompute),
             step_s=found.step_s,
             busy=total(alone.timeline.busy) / (self.num_ranks * found.step_s),
-            held_gb=rows.peak_held(memory),
+            held_gb=tuple(held / 1e9 for held in found.held_bytes),
             timeline=found.timeline,
             memory=memory,
         )

@@ -273,25 +273,24 @@ def experts(
     """
     columns = 2 + gated
     beside = columns * (used * wide + shared) + used * width
-    copy = width * (shared > 0)
     found = Part(
         "experts",
         columns * width * shared,
         width * count,
         kept=2 * width + beside,
-        less_in_fp8=used * (width + wide) + shared - copy,
+        less_in_fp8=used * (width + wide) + shared - width * (shared > 0),
         sums=shared > 0,
         routed=Routed(count, used, columns * width * wide),
         said=dict(wide=wide, shared=shared, gated=gated, act=act),
     )
     again = {
-        "layernorm": Part("layernorm", kept=width, less_in_fp8=-copy, sums=0),
+        "layernorm": Part("layernorm", kept=width, sums=0),
         "moe_act": Part("moe_act", kept=used * wide, less_in_fp8=used * wide, sums=0),
         "moe": replace(found, kept=beside),
     }
     if shared:
         both = columns * shared
         again["shared_experts"] = Part(
-            "shared_experts", width * both, kept=both, less_in_fp8=shared - copy
+            "shared_experts", width * both, kept=both, less_in_fp8=shared - width
         )
     return replace(found, again=again)

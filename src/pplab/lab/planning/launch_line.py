@@ -74,10 +74,10 @@ def read_launch(text: str, *, num_layers: int | None = None, gpus: int | None = 
     """Read a launch line of Megatron-LM, torchrun's part included, as arguments of `plan`.
 
     `num_layers` and `gpus` are for a line that doesn't say them. Flags with underscores, as
-    ms-swift has them, are read as Megatron-LM's, with ms-swift's default of whole experts. What a
-    plan has nothing for is `ignored`. What changes the step and isn't counted, such as a predictor
-    (MTP) or an empty stage, is `uncounted`, and a warning says it; a plan has bfloat16 and sequence
-    parallelism whether or not the line has. Flags are those of Megatron-LM d98e8a64.
+    ms-swift has them, are read as Megatron-LM's, with ms-swift's defaults, such as whole experts.
+    What a plan has nothing for is `ignored`. What changes the step and isn't counted, such as a
+    predictor (MTP) or an empty stage, is `uncounted`, and a warning says it; a plan has bfloat16
+    and sequence parallelism whether or not the line has. Flags are those of Megatron-LM d98e8a64.
 
     Raises ValueError for what Megatron-LM refuses, in its words and with what works; for a flag
     that is nearly one of those that are read, and for a value that is missing or isn't one.
@@ -205,8 +205,9 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     said.batch = said.batch or said.each
     swift = "_model_parallel_size" in text  # its defaults
     said.etp, said.used = said.etp or (1 if swift else said.tp), said.used or 2
-    said.one_product |= swift
-    said.latent |= swift
+    off = re.findall(r"--(\S+)\s+false\b", text, flags=re.IGNORECASE)
+    said.one_product |= swift and "moe_grouped_gemm" not in off
+    said.latent |= swift and "multi_latent_attention" not in off
     said.kv_heads = said.kv_heads if said.grouped else said.heads
     check_line(said)
     if said.experts and said.etp not in (1, said.tp):

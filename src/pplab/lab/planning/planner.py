@@ -57,14 +57,18 @@ class Plan(Asked):
         """What each of the pipeline's ranks holds at its fullest: in a pass, or in the optimizer's
         step. The step holds no activations. But Megatron-LM then copies gradients of two bytes to
         float32 (d98e8a64, optimizer.py:1097, distrib_optimizer.py:2792), unless it is given
-        `--use-precision-aware-optimizer`.
+        `--use-precision-aware-optimizer`, as moments of 8 bits need.
         """
         rows, state = self.timeline.schedule, self.state
         held = rows.peak_held(self.memory)
-        if self.zero is None and 0 < state.gradients < 4:
-            copied = replace(self, state=replace(state, optimizer=state.optimizer + 4))
-            step = rows.peak_held(Memory(0, parameters=copied.state_bytes()))
-            held = tuple(map(max, held, step))
+        if self.zero in (None, 0, 1) and 0 < state.gradients < 4 and state.optimizer >= 8:
+            before = replace(self, shard_optimizer=self.shard_optimizer or self.zero == 1)
+            copied = replace(before, state=replace(state, optimizer=state.optimizer + 4))
+            each = zip(
+                self.memory.parameters, copied.state_bytes(), before.state_bytes(), strict=True
+            )
+            step = Memory(0, parameters=[kept + more - less for kept, more, less in each])
+            held = tuple(map(max, held, rows.peak_held(step)))
         return tuple(each + self.machine.reserved for each in held)
 
     @property
@@ -140,10 +144,9 @@ def plan(
     optimizer's among the ranks that reduce its gradient (ZeRO-1), and what a layer keeps from
     forward to backward; of a layer that is recomputed, only its input, and without what modules
     compute again; a module that no layer has does nothing. In FP8 it keeps a byte of each number
-    that a matrix reads, which is within 11 % of seven published peaks, and isn't measured here.
-    Logits are in it if `state` has bytes
-    for them; else head and loss go over a sequence in chunks. Every rank also holds what the
-    machine has `reserved`.
+    that a matrix reads, which without `reserved` is within 11 % of seven published peaks. Logits
+    are in it if `state` has bytes for them; else head and loss go over a sequence in chunks. Every
+    rank also holds what the machine has `reserved`.
 
     Raises ValueError for a batch, a stack of layers, a width or a sequence that the layout doesn't
     divide, for a Schedule of other ranks or microbatches, for pairs of layers that differ, and for

@@ -95,7 +95,9 @@ def profiled(
     if whole > 1.25 * (whole - sum(small.computed(hbm)) + pace * sum(small.work)):
         host = (whole - pace * small.asked.head_flops) / len(small.asked.long.every)
         machine = replace(machine, host=host, host_at={})
-    machine = replace(machine, flops=rate, flops_at={tp: rate}, hbm=hbm, flops_bf16=None)
+    machine = replace(
+        machine, flops=rate, flops_at={tp: rate}, hbm=hbm, flops_bf16=machine.flops_bf16 and rate
+    )
     return machine, Unsure(flops=off, model=error)
 
 
