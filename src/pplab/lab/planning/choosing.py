@@ -355,13 +355,17 @@ def _planned(ways: Iterable[Way], what: str, tell: Callable[[str], None]) -> lis
         actions += len(found[-1].timeline.schedule.columns.kinds)
         if found[-1].fits:
             fastest = min(fastest, found[-1].step_s)
+    smallest: dict[tuple[Layout, str], Plan] = {}
     for _, _, planned in sorted(large) if fastest == inf else ():
         try:
-            found.append(planned(False))
+            plan = planned(False)
         except ValueError as error:
             refused.append(str(error))
-        if sum(each.layout.pp > 1 for each in found) == _LARGE:
+            continue
+        smallest.setdefault((plan.layout, plan.timeline.schedule.name), plan)
+        if len(smallest) == _LARGE:
             break
+    found += smallest.values()
     if not found:
         why = mode(
             refused

@@ -50,8 +50,9 @@ def profiled(
     All that holds on the same GPU and for the same `tp`; each doubling of tensor ranks from there
     is unsure by `halves`. Layers that were measured alone (`MeasuredLayers`) don't tell how ranks
     disturb each other: on two busy CPU cores runs took 3 to 6 times as long as they said.
-    ValueError for a cut of other layers, for one stage, which doesn't tell how they differ, where
-    sums would take longer than what was measured, and where two sizes take as long.
+    ValueError for a cut of other layers, a `tp` that `plan` refuses, for one stage, which doesn't
+    tell how they differ, where sums would take longer than what was measured, and where two sizes
+    take as long.
 
     >>> from pplab import Link
     >>> from pplab.lab import plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from operator import gt
 
 from ...errors import unknown
@@ -71,7 +72,8 @@ def fitted(
         return asked
     least = held(replace(asked, recomputed=asked.layers))
     again = [0] * len(asked.layers)
-    found = [trial for trial in leaner(asked) if modules and max(held(trial)) <= room][:1]
+    lean = (trial for trial in leaner(asked) if max(held(trial)) <= room)
+    found = [*islice(lean, modules)]
     while max(least) <= room < max(now):
         for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
             stages, over = rows.stages_of(rank), most - room

@@ -14,12 +14,13 @@ class State:
 
     That is Megatron-LM's choice for bfloat16: gradients are summed over microbatches in float32,
     and Adam has a float32 copy of the weight and two moments. `State(2, 2, 12)`: gradients are
-    summed in bfloat16, too, and a step copies them to float32 (`Plan.held_bytes`). `State(1, 2,
-    12)`: weights are stored in FP8 alone (`--fp8-param-gather`). `State(2, 2, 6)`: Adam's moments
-    have 8 bits. `State(2, 0, 0)`: the weights are frozen, so nothing is computed for them, and
-    nothing reduced. `logits`: bytes of each number that the head gives, from its forward to its
-    backward. A loss in float32 that takes them whole has 8: the number, its copy and its gradient.
-    nanotron has 14. ValueError for an optimizer without gradients.
+    summed in bfloat16, too, and a step copies them to float32 (`Plan.held_bytes`; rows with slices,
+    offload or a spread head leave that out). `State(1, 2, 12)`: weights are stored in FP8 alone
+    (`--fp8-param-gather`). `State(2, 2, 6)`: Adam's moments have 8 bits. `State(2, 0, 0)`: the
+    weights are frozen, so nothing is computed for them, and nothing reduced. `logits`: bytes of
+    each number that the head gives, from its forward to its backward. A loss in float32 that takes
+    them whole has 8: the number, its copy and its gradient. nanotron has 14. ValueError for an
+    optimizer without gradients.
 
     >>> State().bytes(), State().bytes(shards=4), State(2, 2, 6).bytes()
     (18.0, 9.0, 10.0)

@@ -154,7 +154,7 @@ class Task:
         return plan(
             *given,
             b,
-            schedule=built(M),
+            schedule=rows if rows.num_microbatches == M else built(M),
             cut=cut,
             recompute=not least or least.recompute,
             state=self.state,
