@@ -275,8 +275,8 @@ RULES = (
     ),
     Rule(
         lambda x: x.granularity == "selective" and {*x.modules} - {*MODULES, *_OTHERS},
-        "Megatron-LM has no such module to recompute among {x.modules}: take core_attn, layernorm, "
-        "mlp, moe, moe_act, shared_experts or mla_up_proj",
+        "Megatron-LM has no such module to recompute among {x.modules}: take, for example, "
+        "core_attn, layernorm, mlp, moe, moe_act, shared_experts or mla_up_proj",
         "Invalid choices for recompute_modules: {}",
         "transformer_config.py:1960, since core 0.12",
     ),
