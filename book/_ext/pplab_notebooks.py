@@ -78,7 +78,7 @@ def on_the_page(cell: dict) -> Iterator[dict]:
     text, tags = "".join(cell["source"]), cell["metadata"].get("tags", ())
     if "elsewhere" in tags:
         return
-    if cell["cell_type"] == "code":  # elsewhere a fold shows its first line: one that doesn't tell
+    if cell.get("outputs"):  # elsewhere a fold shows its first line: one that doesn't tell
         cell = cell | {"outputs": [each for each in cell["outputs"] if each.get("metadata", {}) != {"pplab": "folded"}]}
     if cell["cell_type"] == "markdown":
         cell = cell | {"source": myst(text)}

@@ -181,7 +181,7 @@ def name_cells(app, doctree: nodes.document) -> None:
 
 def as_cards(table: re.Match) -> str:
     """The table with each cell's column in its `data-of`, or as it is where a phone has room for its columns."""
-    names = [re.sub("<[^>]*>", " ", name).strip() for name in re.findall("<th>(.*?)</th>", table["head"])]
+    names = [" ".join(re.sub("<[^>]*>", " ", name).split()) for name in re.findall("<th>(.*?)</th>", table["head"])]
     if len(names) < CARDS_FROM:
         return table[0]
     columns = cycle(names)
