@@ -21,7 +21,7 @@ Rows = Sequence[Sequence[Item]]  # row r: what rank r runs, in order
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Garbage stays, because its collection would look at millions of new actions again and
+    """No garbage is collected: the search for it would look at millions of new objects again and
     again.
     """
     collects = gc.isenabled()

@@ -52,6 +52,8 @@ _ALIKE = """
 --eval-global-batch-size --eval-micro-batch-size --moe-router-dtype --moe-router-group-topk
 --sequence-parallel
 """
+# a switch that a child of Megatron-LM's turns off
+_OFF = re.compile(r"(?<!\S)--(\S+)\s+false\b", re.IGNORECASE)
 _UNREAD = (
     "--microbatch-group",
     "--use-megatron-fsdp",
@@ -176,8 +178,8 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
             known[name] = parser.add_argument(
                 f"--{name}", dest=dest, required=dest == "microbatch", **kind
             )
-    # a comment ends with its line; a switch that a child of Megatron-LM's turns off
-    lines = re.sub(r"(?<!\S)--\S+\s+false\b", "", text.replace("\\\n", "\n"), flags=re.IGNORECASE)
+    # a comment ends with its line
+    lines = _OFF.sub("", text.replace("\\\n", "\n"))
     words = [
         re.sub("_", "-", each) if each.startswith("--") else each
         for each in shlex.split(lines, comments=True)
@@ -205,7 +207,7 @@ def line_of(text: str, num_layers: int | None, gpus: int | None) -> tuple[Line, 
     said.batch = said.batch or said.each
     swift = "_model_parallel_size" in text  # its defaults
     said.etp, said.used = said.etp or (1 if swift else said.tp), said.used or 2
-    off = re.findall(r"--(\S+)\s+false\b", text, flags=re.IGNORECASE)
+    off = _OFF.findall(text)
     said.one_product |= swift and "moe_grouped_gemm" not in off
     said.latent |= swift and "multi_latent_attention" not in off
     said.kv_heads = said.kv_heads if said.grouped else said.heads

@@ -72,8 +72,9 @@ def fitted(
         return asked
     least = held(replace(asked, recomputed=asked.layers))
     again = [0] * len(asked.layers)
-    lean = (trial for trial in leaner(asked) if max(held(trial)) <= room)
-    found = [*islice(lean, modules)]
+    found = []
+    if modules:
+        found += islice((trial for trial in leaner(asked) if max(held(trial)) <= room), 1)
     while max(least) <= room < max(now):
         for rank, (most, fewest) in enumerate(zip(now, least, strict=True)):
             stages, over = rows.stages_of(rank), most - room
